@@ -28,6 +28,7 @@ CONSTANTS = (
         retries.STOPPED_PATIENCE_S,
         "Time for which a client reconnects for the end of a cancelled turn.",
     ),
+    ("CONNECT_WITHIN_MS", retries.CONNECT_S, "Limit for the opening of a connection."),
     ("HEARTBEAT_MAX_MS", HEARTBEAT_S_MAX, "Longest accepted interval between heartbeats."),
 )
 

@@ -132,6 +132,8 @@ WEBHOOK_BACKOFF = Backoff(first_s=1.0, most_s=60.0, jitter=0.2)
 RECONNECT_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=1.0)
 """Between reconnects of a client after an immediate first one: 1 s to 30 s with full jitter. No pause is longer than
 the outage so far, or 1 s: otherwise random short pauses would soon be followed by long ones."""
+CONNECT_S = 10.0
+"""How long a client waits until a connection is open, such as for the answer to a handshake (STREAM-109)."""
 STOPPED_PATIENCE_S = 30.0
 """How long a client tries to read the end of a turn whose cancellation is acknowledged (STREAM-77)."""
 HEARTBEATS_MISSED_MAX = 3

@@ -57,6 +57,16 @@ def test_a_call_is_inserted_where_it_was_made() -> None:
 
 
 @spec("REUSE-80")
+def test_a_call_after_a_character_that_was_cut_in_two_is_inserted_where_it_was_made() -> None:
+    answer = _collect(TextDelta("I pay \ud83d"), TextDelta("\ude00."), *ANSWER[1:])
+    assert answer.collect(is_whole=False).text == "I pay \U0001f600.Paid."
+    history = History((ASKED, Step(Response((Text("I pay \U0001f600.Paid."),))), MORE))
+    restored = with_own_calls(history, decode_calls(encode_calls((answer.collect(is_whole=True),))))
+    parts = (Text("I pay \U0001f600."), CALL, Text("Paid."))
+    assert restored == History((ASKED, Step(Response(parts)), MORE))
+
+
+@spec("REUSE-80")
 def test_a_call_is_stored_with_its_newest_arguments() -> None:
     calls = _collect(UpstreamCallStarted("c", "shell", "{}"))
     assert calls.add(STARTED)

@@ -121,3 +121,7 @@ def test_a_too_deep_line_of_a_transcript_costs_only_itself(tmp_path: Path) -> No
     lines = ['{"type":"user","uuid":"1"}', '{"x":' + "[" * 3000 + "]" * 3000 + "}"]
     (folder / "s.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert is_whole(tmp_path, "s", "1")
+
+
+def test_half_a_character_in_a_value_is_replaced() -> None:
+    assert json_text({"b": "\ud83d", "a": ["\ud83d\ude00"]}) == '{"b":"\ufffd","a":["\U0001f600"]}'

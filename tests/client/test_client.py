@@ -382,6 +382,8 @@ async def test_an_unknown_session_cannot_be_followed(dial: Dial, server: Served)
             await _all(client.follow("s1", "nonsense"))
         with pytest.raises(UsageError):
             await _all(client.send("", "hi"))
+        with pytest.raises(UsageError, match="a session needs an id"):
+            await _all(client.follow(""))
 
 
 def test_an_invalid_url_is_refused_at_once() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import pytest
 
-from midstream.client.requests import delete, questions, snapshot
+from midstream.client.requests import create_viewer_token, delete, questions, revoke_viewer_tokens, snapshot
 from midstream.errors import (
     ConnectionLostError,
     MidstreamError,
     NotFoundError,
     ProtocolError,
     SessionNotFoundError,
+    UsageError,
 )
 from midstream.testing import calls, text
 from midstream.tools.function_tools import question
@@ -102,3 +104,12 @@ async def test_any_answer_is_either_a_server_or_an_error(status: int, body: byte
             await questions(url, None, {})
         with pytest.raises(kind):
             await snapshot(url, "s1", {})
+
+
+async def test_what_no_server_may_be_sent_is_refused() -> None:
+    for for_s in (math.nan, math.inf, 0.0):
+        with pytest.raises(UsageError, match="`for_s`"):
+            await create_viewer_token("http://127.0.0.1:9", "s", for_s, {})
+    for request in (snapshot, delete, revoke_viewer_tokens):
+        with pytest.raises(UsageError, match="a session needs an id"):
+            await request("http://127.0.0.1:9", "", {})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import pytest
 
 from midstream.client import Event, connect
-from midstream.errors import SessionNotFoundError
+from midstream.errors import SessionNotFoundError, UsageError
 from midstream.models.responses import TextDelta
+from midstream.protocol.frames import CANCEL_AFTER_S_MAX
 from midstream.session.records import MessageQueued, MessageWithdrawn, TurnEnded, TurnStatus
 from midstream.testing.scripted_model import Gate
 from tests.server.serving import Served, make_app, served
@@ -88,3 +90,10 @@ async def test_a_session_without_messages_has_nothing_to_cancel(server: Served) 
     async with connect(server.url) as client:
         with pytest.raises(SessionNotFoundError):
             await client.cancel("s1")
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, CANCEL_AFTER_S_MAX + 1])
+async def test_a_number_of_seconds_that_no_server_accepts_is_refused(seconds: float) -> None:
+    async with connect("http://127.0.0.1:9") as client:
+        with pytest.raises(UsageError, match="`cancel_after_s` is"):
+            await client.ask("s1", "hi", cancel_after_s=seconds)

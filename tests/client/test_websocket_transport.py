@@ -9,9 +9,11 @@ import pytest
 
 from midstream.client.transports import SERVER_FRAME_BYTES_MAX, session_path, websocket_url
 from midstream.client.websocket_transport import connect_websocket
-from midstream.errors import ConnectionLostError, MidstreamError
+from midstream.errors import ConnectionLostError, FrameTooLargeError, MidstreamError
 from midstream.protocol.frames import Ack, encode
+from midstream.server.uvicorn_server import WS_FRAME_BYTES_MAX
 from tests.client.peer import WebSocketPeer, after_frames, after_half_a_frame, busy_proxy
+from tests.server.serving import make_app, served
 from tests.spec import spec
 
 HUGE = b'"' + b"x" * SERVER_FRAME_BYTES_MAX + b'"'
@@ -38,8 +40,19 @@ async def test_a_frame_above_the_limit_ends_the_connection() -> None:
     async with WebSocketPeer(after_frames(HUGE)).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={})
         await transport.send([b"{}"])
-        with pytest.raises(ConnectionLostError):
+        with pytest.raises(FrameTooLargeError, match="the server sent a frame of more than 16777216 bytes"):
             await transport.receive()
+        await transport.close()
+
+
+@spec("STREAM-111")
+async def test_a_message_that_is_too_large_for_the_server_is_not_repeated() -> None:
+    async with served(make_app([])) as server:
+        transport = await connect_websocket(_at(server.url), headers={})
+        await transport.send([b" " * (WS_FRAME_BYTES_MAX + 1)])
+        with pytest.raises(FrameTooLargeError) as caught:
+            await transport.receive()
+        assert caught.value.retry == "never"
         await transport.close()
 
 

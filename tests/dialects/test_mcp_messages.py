@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -173,3 +174,10 @@ def test_a_task_has_the_fields_of_its_version() -> None:
     old, new = (task_of(each, CallPlace("s", 1), "working", (0.0, 1.5)) for each in (OLD, NEW))
     assert (old["ttl"], old["pollInterval"], new["ttlMs"], new["pollIntervalMs"]) == (None, 1000, None, 1000)
     assert new["lastUpdatedAt"] == "1970-01-01T00:00:01.500000+00:00"
+
+
+@pytest.mark.parametrize("option", ["stream_s", "retry_s", "task_after_s"])
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_options_that_are_no_numbers_of_seconds_are_refused(option: str, seconds: float) -> None:
+    with pytest.raises(UsageError, match=option):
+        McpOptions(**{option: seconds})  # type: ignore[arg-type]

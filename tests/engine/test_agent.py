@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pydantic_ai
 import pytest
@@ -98,3 +99,9 @@ def test_an_invalid_tool_is_refused_with_the_accepted_types(tools: object) -> No
 def test_instructions_must_be_text() -> None:
     with pytest.raises(UsageError, match=r"`instructions` is a `builtins.list`; expected a string"):
         Agent(ScriptedModel([]), instructions=["be brief"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_a_limit_of_turns_that_is_no_number_of_seconds_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match="`turn_s`"):
+        Agent(ScriptedModel([]), turn_s=seconds)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -491,3 +492,9 @@ async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> No
 
 async def records_of(runner: Runner) -> list[Record]:
     return [decode(each.body) for each in await runner.read(after=0, limit=1000)]
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_a_look_back_that_is_no_number_of_seconds_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match="`look_back_s`"):
+        Host(Agent(ScriptedModel([])), MemoryStore(), look_back_s=seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,8 @@ async def test_busy_sessions_above_the_limit_keep_fewer_events(
 def test_limits_are_positive(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="more than 0"):
         MemoryLimits(**wrong)  # type: ignore[arg-type] # one of each kind
+
+
+def test_limits_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(UsageError, match="`idle_s`"):
+        MemoryLimits(idle_s=math.nan)

@@ -208,3 +208,19 @@ def test_the_other_modes_are_available() -> None:
     assert [message.text for message in kept] == ["be brief", "deploy", "let me", "and now?"]
     with pytest.raises(HistoryRefusedError):
         repair_messages(history, mode="strict")
+
+
+@pytest.mark.parametrize(
+    "given", [[("user", "hi")], [{"role": "user", "content": "hi"}], {"messages": ["hi"]}]
+)
+def test_other_values_than_messages_are_refused_with_the_function_for_dicts(given: object) -> None:
+    with pytest.raises(
+        UsageError, match=r"message 0 is a `\w+`; .*`midstream.repair` repairs lists of dicts"
+    ):
+        repair_messages(given)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("given", ["hi", None, {}, {"messages": "hi"}])
+def test_a_value_without_messages_is_refused(given: object) -> None:
+    with pytest.raises(UsageError, match="without a list `messages`"):
+        repair_messages(given)  # type: ignore[call-overload]

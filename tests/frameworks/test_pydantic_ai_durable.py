@@ -424,6 +424,22 @@ async def test_text_is_yielded_and_journaled_while_the_model_still_streams() -> 
     assert len(await lab.kinds(TurnEnded)) == 1
 
 
+async def test_a_character_cut_between_two_pieces_is_journaled_whole() -> None:
+    lab = Lab()
+
+    async def stream_text(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+        for piece in ("a \ud83d", "\ude00", " b \ud83d"):
+            yield piece
+
+    agent: Agent[None, str] = Agent(
+        FunctionModel(stream_function=stream_text), deps_type=type(None), capabilities=[lab.durable]
+    )
+    async with asyncio.timeout(60), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
+        assert [word async for word in streamed.stream_text(delta=True, debounce_by=None)]
+    words = [record.text for record in await lab.kinds(Delta)]
+    assert "".join(words) == "a \U0001f600 b \ufffd"
+
+
 async def test_a_stream_that_broke_off_is_requested_again_as_the_next_attempt() -> None:
     lab = Lab()
     faults = [ModelHTTPError(500, "model")]

@@ -14,6 +14,7 @@ from midstream.history.messages import (
     Response,
     Step,
     Text,
+    TextJoiner,
     Thinking,
     ToolCall,
     ToolResult,
@@ -89,9 +90,27 @@ def test_any_ids_become_distinct_and_stay_so(ids: list[str]) -> None:
 def test_any_text_can_be_stored(text: str) -> None:
     stored = storable(text)
     assert msgspec.json.decode(msgspec.json.encode(stored)) == stored
-    assert len(stored) == len(text)
     if text.isprintable():
         assert stored == text
+
+
+def test_surrogates_are_joined_or_replaced() -> None:
+    assert storable("a\ud83d") == "a\ufffd"
+    assert storable("a\ude00\ud83d") == "a\ufffd\ufffd"
+    assert storable("a\ud83d\ude00") == "a\U0001f600"
+
+
+@given(st.text(st.characters(exclude_categories=[])), st.integers(1, 3))
+def test_pieces_of_a_text_give_the_same_text_wherever_it_is_cut(text: str, units: int) -> None:
+    whole = text.encode("utf-16-le", "surrogatepass")
+    cuts = range(0, len(whole), 2 * units)
+    pieces = [whole[at : at + 2 * units].decode("utf-16-le", "surrogatepass") for at in cuts]
+    joiner = TextJoiner()
+    joined = [joiner.add(piece) for piece in pieces]
+    assert "".join([*joined, joiner.end()]) == storable(text)
+    assert joiner.end() == ""
+    for piece in joined:
+        assert storable(piece) == piece
 
 
 def test_history_contains_no_running_upstream_call() -> None:

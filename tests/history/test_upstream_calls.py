@@ -30,7 +30,7 @@ def test_a_long_text_is_cut_with_a_mark() -> None:
 
 def test_lone_surrogates_are_replaced() -> None:
     assert end_call(start_call("\ud800", "\ud800", "\ud800"), "\ud800", Outcome.OK) == UpstreamCall(
-        "?", "?", "?", "?", Outcome.OK
+        "\ufffd", "\ufffd", "\ufffd", "\ufffd", Outcome.OK
     )
 
 

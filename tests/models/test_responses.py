@@ -31,6 +31,7 @@ from midstream.models.responses import (
     ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
+    Working,
     merge_deltas,
 )
 from midstream.session.call_references import AttemptRef
@@ -87,6 +88,57 @@ def test_a_response_consists_of_its_events_in_order() -> None:
         "scripted",
         Usage(1, 2),
     )
+
+
+HIGH, LOW, EMOJI, LOST = "\ud83d", "\ude00", "\U0001f600", "\ufffd"
+
+
+@pytest.mark.parametrize("delta", [TextDelta, ThinkingDelta])
+def test_a_character_cut_between_two_deltas_arrives_whole(
+    delta: type[TextDelta | ThinkingDelta],
+) -> None:
+    deltas, response = _built(
+        delta("a" + HIGH), Working("x"), delta(""), delta(LOW + "b"), TextDelta("."), Finished()
+    )
+    assert "".join(each.text for each in deltas) == f"a{EMOJI}b."
+    assert response is not None
+    assert "".join(part.text for part in response.parts if isinstance(part, Text | Thinking)) == f"a{EMOJI}b."
+
+
+def test_half_a_character_stays_in_its_part() -> None:
+    deltas, response = _built(
+        ThinkingDelta("a" + HIGH),
+        TextDelta(LOW + "b" + HIGH),
+        ToolCallRequested("1", "look", '{"q":"' + HIGH + LOW + '"}'),
+        ThinkingDelta("c" + HIGH, "signed"),
+        TextDelta("d" + HIGH),
+        Finished(model="m" + HIGH),
+    )
+    assert response == Response(
+        (
+            Thinking("a" + LOST),
+            Text(LOST + "b" + LOST),
+            ToolCall("1", "look", f'{{"q":"{EMOJI}"}}'),
+            Thinking("c" + LOST, "signed"),
+            Text("d" + LOST),
+        ),
+        model="m" + LOST,
+    )
+    words = [(delta.part, delta.text) for delta in deltas if delta.text]
+    assert words == [
+        (0, "a"), (0, LOST), (1, LOST + "b"), (1, LOST), (3, "c"), (3, LOST), (4, "d"), (4, LOST),
+    ]  # fmt: skip
+
+
+def test_half_a_character_waits_during_an_upstream_call() -> None:
+    deltas, _ = _built(
+        UpstreamCallStarted("1", "grep", "{}"),
+        TextDelta(HIGH),
+        UpstreamCallEnded("1", "found"),
+        TextDelta(LOW),
+        Finished(),
+    )
+    assert "".join(delta.text for delta in deltas) == EMOJI
 
 
 def test_an_unfinished_response_is_none() -> None:

@@ -780,6 +780,20 @@ test("a slow reader holds its position and no memory: the rest is requested late
   assert.equal(sockets > 1, true);
 });
 
+test("a message that is too large for the server or a proxy is sent once", async () => {
+  const server = new SmallServer();
+  let sent = 0;
+  server.accept = (socket) => {
+    sent += 1;
+    server.sockets.delete(socket);
+    socket.onclose({ code: 1009 });
+  };
+  const client = await clientOf(server, { storage: new MemoryStorage() });
+  await assert.rejects(client.ask("s", "hello"), { code: "frame_too_large", retry: "never" });
+  assert.equal(sent, 1);
+  client.close();
+});
+
 test("a server has one address, and an invalid one is refused at once", async () => {
   const addressed = { "https://host/agents/": "wss://host/agents", "ws://host:1": "ws://host:1", "HTTP://host/?x#y": "ws://host" };
   for (const [url, base] of Object.entries(addressed)) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from midstream.errors import (
     ModelStalledError,
     ModelUnavailableError,
     UpstreamBusyError,
+    UsageError,
 )
 from midstream.history.messages import Finish, Step, Text, Thinking, Usage, UserMessage
 from midstream.models.responses import (
@@ -556,3 +558,10 @@ async def test_no_malformed_transcript_causes_an_internal_error(messages: list[A
     for entry in request.history.entries:
         if isinstance(entry, Step):
             assert all(isinstance(part, Text | Thinking) or part.id for part in entry.response.parts)
+
+
+@pytest.mark.parametrize("option", ["grace_s", "kept_s"])
+def test_limits_that_are_no_numbers_are_refused(option: str) -> None:
+    limits: dict[str, Any] = {option: math.nan}
+    with pytest.raises(UsageError, match=option):
+        make_gateway(ScriptedModel([]), **limits)

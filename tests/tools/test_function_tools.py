@@ -232,7 +232,7 @@ async def test_lone_surrogates_and_oversized_results_are_made_storable(
         return "\ud800" + "x" * 20
 
     result = await _run(odd)
-    assert result.content == "?xxxxxxxxx\n[+11 characters]"
+    assert result.content == "\ufffdxxxxxxxxx\n[+11 characters]"
     assert result.content.encode()
 
 

@@ -23,6 +23,7 @@ from midstream.history.messages import (
     ResponsePart,
     Step,
     Text,
+    TextJoiner,
     ToolCall,
     UpstreamCall,
 )
@@ -81,6 +82,7 @@ class OwnCalls:
     def __init__(self, place: bytes) -> None:
         self._place = place
         self._texts: list[str] = []
+        self._joiner = TextJoiner()
         self._chars = 0
         self._calls: list[OwnCall] = []
 
@@ -92,15 +94,19 @@ class OwnCalls:
         """Process an event; return whether the calls changed."""
         match event:
             case TextDelta():
-                self._texts.append(event.text)
-                self._chars += len(event.text)
+                self._add_text(self._joiner.add(event.text))
                 return False
             case UpstreamCallStarted():
+                self._add_text(self._joiner.end())
                 return self._start(event)
             case UpstreamCallEnded():
                 return self._end(event)
             case _:
                 return False
+
+    def _add_text(self, text: str) -> None:
+        self._texts.append(text)
+        self._chars += len(text)
 
     def _start(self, event: UpstreamCallStarted) -> bool:
         call = start_call(event.id, event.name, _shorten(event.arguments, ARGUMENTS_CHARS_MAX))

@@ -6,8 +6,11 @@ upstreams, before they are journaled, shown or processed.
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
+from midstream.history.messages import storable
 from midstream.json_depth import TOO_DEEP, is_text_too_deep, is_too_deep
 
 DEEP_VALUE = f'{{"midstream":"a value {TOO_DEEP} is not shown"}}'
@@ -23,4 +26,6 @@ def json_text(value: object) -> str:
         text = _encode(value)
     except RecursionError:  # in objects of a package other than lists and dicts
         return DEEP_VALUE
+    except UnicodeEncodeError:  # half a character
+        text = storable(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)).encode()
     return DEEP_VALUE if is_text_too_deep(text) else text.decode()

@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from midstream.client.transports import (
     CLOSE_S,
-    CONNECT_S,
     SERVER_FRAME_BYTES_MAX,
     Transport,
     problem_in,
@@ -42,7 +41,7 @@ from midstream.protocol.frames import (
 )
 from midstream.protocol.server_stream import events_frames
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
-from midstream.retries import retry_after_s
+from midstream.retries import CONNECT_S, retry_after_s
 
 ANSWER_S = 30.0
 """Time limit of the answer to a POST, in seconds: an append on a busy disk, over a bad network."""

@@ -29,8 +29,6 @@ from midstream.protocol.frames import Error
 SERVER_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Largest accepted frame. Results in records have up to 64 KiB; older servers wrote up to 512 Ki characters, which is 3
 MiB if all are escaped. The longest response of a model is below the rest."""
-CONNECT_S = 10.0
-"""Time limit of opening a connection, in seconds."""
 CLOSE_S = 1.0
 """Seconds to wait for the answer to a close, which the stream does not need."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -99,7 +97,13 @@ def websocket_url(base: str) -> str:
 
 
 def session_path(session: str) -> str:
-    """Return the path of a session below the base URL."""
+    """Return the path of a session below the base URL.
+
+    Raises:
+        UsageError: The id is empty.
+    """
+    if not session:
+        raise UsageError("a session needs an id of at least one character")
     return f"/v1/sessions/{quote(session, safe='')}"
 
 

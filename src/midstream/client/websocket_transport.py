@@ -8,18 +8,18 @@ from urllib.parse import urlsplit
 import websockets
 from typing_extensions import override
 from websockets.asyncio.client import ClientConnection
+from websockets.frames import CloseCode
 
 from midstream.client.transports import (
     CLOSE_S,
-    CONNECT_S,
     SERVER_FRAME_BYTES_MAX,
     Transport,
     refusal_of,
 )
 from midstream.environment import World
-from midstream.errors import ConnectionLostError
+from midstream.errors import ConnectionLostError, FrameTooLargeError
 from midstream.local_keys import is_loopback
-from midstream.retries import retry_after_s
+from midstream.retries import CONNECT_S, retry_after_s
 
 
 class CountingConnection(ClientConnection):
@@ -57,6 +57,12 @@ class WebSocketTransport(Transport):
         try:
             return await self._connection.recv(decode=False)
         except websockets.ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == CloseCode.MESSAGE_TOO_BIG:
+                raise FrameTooLargeError("a message is larger than the server or a proxy accepts") from error
+            if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG:
+                raise FrameTooLargeError(
+                    f"the server sent a frame of more than {SERVER_FRAME_BYTES_MAX} bytes"
+                ) from error
             raise ConnectionLostError(f"the connection to the server was lost: {error}") from error
 
     @override

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -97,7 +98,7 @@ class McpOptions(Struct, frozen=True):
         task_after_s: Seconds after which a running call becomes a task, if its client supports tasks (2026-07-28).
 
     Raises:
-        UsageError: Two tools have the same name.
+        UsageError: Two tools have the same name, or a number is not one of seconds.
     """
 
     tools: tuple[McpTool, ...] = ()
@@ -106,6 +107,10 @@ class McpOptions(Struct, frozen=True):
     task_after_s: float = 0.5
 
     def __post_init__(self) -> None:
+        for option in ("stream_s", "retry_s", "task_after_s"):
+            seconds: float = getattr(self, option)
+            if not 0 <= seconds < math.inf:
+                raise UsageError(f"`{option}` is {seconds}; expected a number of seconds")
         names = [ASK.name, *(each.name for each in self.tools)]
         if len({*names}) < len(names):
             raise UsageError(f"several tools for MCP have the same name: {', '.join(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,8 +42,8 @@ class Agent:
 
     Raises:
         ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
-        UsageError: `model` is not a `Model` (a string, an agent of another framework), or `instructions` is not text.
-            The message names the wrapper that makes one.
+        UsageError: `model` is not a `Model` (a string, an agent of another framework): the message names the wrapper
+            that makes one. Or `instructions` is not text, or `turn_s` is not a number of seconds.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Agent:
     ) -> None:
         if not isinstance(instructions, str):
             raise UsageError(f"`instructions` is {describe(instructions)}; expected a string")
+        if not 0 <= turn_s < math.inf:
+            raise UsageError(f"`turn_s` is {turn_s}; expected a number of seconds, or 0 for no limit")
         given = _check_tools(tools)
         self.model = require_model(model)
         self.instructions = instructions

@@ -31,11 +31,12 @@ from midstream.errors import (
     DrainingError,
     MidstreamError,
     SessionNotFoundError,
+    UsageError,
 )
 from midstream.history.messages import UserMessage
 from midstream.observability.observers import Observers
 from midstream.protocol.events import Event
-from midstream.protocol.stream_settings import TAIL_BYTES
+from midstream.protocol.stream_settings import LOOK_BACK_S_MAX, TAIL_BYTES
 from midstream.session.child_names import PART_MARK, root_of
 from midstream.session.records import Parent
 from midstream.session.retention import Retention
@@ -89,6 +90,8 @@ class Host:
         tail_bytes_max: int = TAIL_BYTES,
         memory: MemoryLimits = MemoryLimits(),
     ) -> None:
+        if not 0 <= look_back_s <= LOOK_BACK_S_MAX:
+            raise UsageError(f"`look_back_s` is {look_back_s}; expected 0 to {LOOK_BACK_S_MAX:g} seconds")
         self.agent = require_agent(agent)
         self.world = world or World()
         self.store = store = guard_store(open_store(store, world=self.world), world=self.world)

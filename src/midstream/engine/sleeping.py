@@ -46,9 +46,9 @@ class MemoryLimits(Struct, frozen=True):
     idle_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.bytes_max <= 0:
+        if not self.bytes_max > 0:
             raise UsageError(f"`bytes_max` is {self.bytes_max}: awake sessions need more than 0 bytes")
-        if self.idle_s <= 0:
+        if not self.idle_s > 0:
             raise UsageError(f"`idle_s` is {self.idle_s:g}: give more than 0 seconds")
 
 

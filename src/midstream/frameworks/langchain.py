@@ -12,13 +12,14 @@ In a graph, the repaired list replaces the stored one, so that the repair is don
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, cast, overload
 
 import msgspec
 
+from midstream.errors import UsageError
 from midstream.extras import extra
 from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import Repaired
@@ -111,20 +112,31 @@ def repair_messages(
     Raises:
         HistoryRefusedError: In mode `strict`, the provider would refuse the history.
         InvalidHistoryError: A message contains a value without JSON form. Nothing was changed.
-        UsageError: The profile or the mode is unknown.
+        UsageError: The profile or the mode is unknown; or `given` has something else than LangChain's messages.
     """
     if isinstance(given, PromptValue):
         return _repair(_with_journaled(given.to_messages()), profile, mode, on_repair)
     if isinstance(given, list):
         return _repair(_with_journaled(given), profile, mode, on_repair)
-    stored: list[BaseMessage] = given["messages"] if isinstance(given, Mapping) else given.messages
-    kept = _repair(_with_journaled(stored), profile, mode, on_repair)
+    stored = given.get("messages") if isinstance(given, Mapping) else getattr(given, "messages", None)
+    if not isinstance(stored, Sequence) or isinstance(stored, str):
+        raise UsageError(
+            f"`given` is a `{type(given).__name__}` without a list `messages`; "
+            "expected a list of LangChain messages, a prompt or the state of a graph"
+        )
+    kept = _repair(_with_journaled(cast("list[BaseMessage]", stored)), profile, mode, on_repair)
     return {"messages": [] if kept is stored else [RemoveMessage(id=_ALL), *kept]}
 
 
 def _repair(
     messages: list[BaseMessage], profile: str | None, mode: Mode, on_repair: OnRepair | None
 ) -> list[BaseMessage]:
+    for place, message in enumerate(messages):
+        if not isinstance(message, BaseMessage):
+            raise UsageError(
+                f"message {place} is a `{type(message).__name__}`; expected a LangChain message. "
+                "`midstream.repair` repairs lists of dicts"
+            )
     systems = _systems_at_top(messages)
     top = systems if profile and find_profile(profile).system == "apart" else 0
     written = [_write(message, place) for place, message in enumerate(messages)][top:]

@@ -41,6 +41,7 @@ from midstream.history.messages import (
     Response,
     ResponsePart,
     Text,
+    TextJoiner,
     ToolCall,
     ToolResult,
     UserMessage,
@@ -48,6 +49,7 @@ from midstream.history.messages import (
     with_distinct_ids,
 )
 from midstream.history.messages import Usage as Tokens
+from midstream.models.stream_json import json_text
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
 from midstream.session.records import (
@@ -219,10 +221,11 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped if t
         if known is not None:
             yield _completed_event(_response_of(known.native))
             return
+        joiner = TextJoiner()
         try:
             async for event in self._wrapped.stream_response(system_instructions, input, *args, **keywords):
                 if turn is not None:
-                    await self._journal_event(turn, event)
+                    await self._journal_event(turn, event, joiner)
                 yield event
         except Exception as error:
             if turn is not None:
@@ -232,11 +235,17 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped if t
     async def close(self) -> None:
         await self._wrapped.close()
 
-    async def _journal_event(self, turn: DrivenTurn, event: Any) -> None:  # noqa: ANN401 - one of the SDK's many events
+    async def _journal_event(
+        self,
+        turn: DrivenTurn,
+        event: Any,  # noqa: ANN401 - one of the SDK's many events
+        joiner: TextJoiner,
+    ) -> None:
         """Journal text as it arrives, and the complete response before its last event reaches the SDK."""
-        if event.type == "response.output_text.delta" and event.delta:
-            text = storable(event.delta)
-            turn.journal_output((Delta(*turn.next_place, event.output_index, "text", text),))
+        if event.type in ("response.output_text.delta", "response.output_text.done"):
+            text = joiner.add(event.delta) if event.type.endswith("delta") else joiner.end()
+            if text:
+                turn.journal_output((Delta(*turn.next_place, event.output_index, "text", text),))
         elif event.type in ("response.completed", "response.incomplete"):
             done = event.response
             await self._journal_response(turn, ModelResponse(done.output, _usage_of(done.usage), done.id))
@@ -252,8 +261,12 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped if t
             )
             for call in our_response.calls
         ]
+        try:
+            output = _items.dump_json(response.output, exclude_unset=True)
+        except ValueError:  # a text has half a character
+            output = json_text(_items.dump_python(response.output, mode="json", exclude_unset=True)).encode()
         native = {
-            "output": msgspec.Raw(_items.dump_json(response.output, exclude_unset=True)),
+            "output": msgspec.Raw(output),
             "id": response.response_id,
             "tokens": (response.usage.input_tokens, response.usage.output_tokens),
         }

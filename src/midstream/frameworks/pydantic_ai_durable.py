@@ -37,6 +37,7 @@ from midstream.frameworks.pydantic_ai_messages import (
     failure_of,
     finished_messages,
     message_of,
+    native_of,
     our_response_of,
     response_of,
     success_of,
@@ -44,9 +45,9 @@ from midstream.frameworks.pydantic_ai_messages import (
 )
 from midstream.history.messages import (
     Outcome,
+    TextJoiner,
     ToolCall,
     ToolResult,
-    storable,
 )
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
@@ -68,7 +69,6 @@ with extra("pydantic-ai"):
     from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, RunCancelled, ToolFailed
     from pydantic_ai.messages import (
         ModelMessage,
-        ModelMessagesTypeAdapter,
         ModelRequest,
         ModelResponse,
         ModelResponseStreamEvent,
@@ -394,9 +394,7 @@ class _Run:
         our_response = our_response_of(response, number)
         tools = {tool.name: tool for tool in parameters.function_tools}
         plans = [self._plan(call, tools.get(call.name)) for call in our_response.calls]
-        await self.turn.journal_response(
-            our_response, plans, ModelMessagesTypeAdapter.dump_json([response]).decode()
-        )
+        await self.turn.journal_response(our_response, plans, native_of(response))
         record_durable_unit(executed=True)
 
     async def journal_failure(self, error: Exception) -> None:
@@ -510,6 +508,9 @@ class _StreamJournal:
         self._turn = turn
         self._places: dict[int, int] = {}
         """Indexes of parts in the journal's response by pydantic-ai's index, which also counts other parts."""
+        self._joiner = TextJoiner()
+        self._open: tuple[int, Literal["text", "thinking"]] | None = None
+        """The part whose text arrives."""
         self.is_done = False
 
     def listen(self, streamed: StreamedResponse) -> None:
@@ -527,6 +528,7 @@ class _StreamJournal:
         async for event in events:
             self._journal_event(event)
             yield event
+        self._journal_text(self._joiner.end())
         self.is_done = True
 
     def _journal_event(self, event: ModelResponseStreamEvent) -> None:
@@ -546,8 +548,14 @@ class _StreamJournal:
 
     def _journal_output(self, index: int, kind: Literal["text", "thinking"], text: str) -> None:
         place = self._places.setdefault(index, len(self._places))
-        if text:
-            self._turn.journal_output((Delta(*self._turn.next_place, place, kind, storable(text)),))
+        if self._open != (place, kind):
+            self._journal_text(self._joiner.end())
+            self._open = (place, kind)
+        self._journal_text(self._joiner.add(text))
+
+    def _journal_text(self, text: str) -> None:
+        if text and self._open is not None:
+            self._turn.journal_output((Delta(*self._turn.next_place, *self._open, text),))
 
 
 # --- the tools ------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from midstream.history.messages import (
     storable,
     with_distinct_ids,
 )
+from midstream.models.stream_json import json_text
 from midstream.session.records import CallEnded, MessageAccepted, Record, ResponseCompleted
 from midstream.tools.function_tools import RESULT_CHARS_MAX
 
@@ -54,6 +55,7 @@ with extra("pydantic-ai"):
         UserPromptPart,
         VideoUrl,
     )
+    from pydantic_core import PydanticSerializationError
 
 _FINISHES = {
     "stop": Finish.STOP,
@@ -169,6 +171,14 @@ def our_response_of(response: ModelResponse, number: int) -> Response:
     if finish is Finish.STOP and any(isinstance(part, ToolCall) for part in distinct):
         finish = Finish.CALLS
     return Response(distinct, finish, response.model_name or "", usage)
+
+
+def native_of(response: ModelResponse) -> str:
+    """Return the native form of a response; a character that was cut between two pieces is joined."""
+    try:
+        return ModelMessagesTypeAdapter.dump_json([response]).decode()
+    except PydanticSerializationError:
+        return json_text(ModelMessagesTypeAdapter.dump_python([response], mode="json"))
 
 
 def response_of(native: str) -> ModelResponse:

@@ -17,11 +17,44 @@ from midstream.errors import InvalidHistoryError
 
 
 def storable(text: str) -> str:
-    """Return `text` with `?` for each lone surrogate, which has no UTF-8 form and cannot be journaled.
+    """Return `text` with surrogate pairs joined, and U+FFFD for each lone surrogate; unchanged if there is none.
 
-    Their sources are providers that cut an emoji in two, and file names in error messages.
+    A surrogate has no UTF-8 form and cannot be journaled. Their sources are servers that cut an emoji in two, and file
+    names in error messages.
     """
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+class TextJoiner:
+    """Joins the pieces of one text: a character that was cut between two pieces arrives whole, with the second one.
+
+    Servers in JavaScript cut texts between UTF-16 code units, so between the two surrogates of an emoji.
+    """
+
+    __slots__ = ("_half",)
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def add(self, piece: str) -> str:
+        """Return the storable text of the next piece; a high surrogate at its end waits."""
+        if piece.isascii() and not self._half:
+            return piece
+        text, self._half = self._half + piece, ""
+        if "\ud800" <= text[-1:] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return storable(text)
+
+    def end(self) -> str:
+        """Return what waited at the end of the text: U+FFFD, or nothing."""
+        half, self._half = self._half, ""
+        return storable(half)
 
 
 class Text(Struct, frozen=True, gc=False, tag="text"):

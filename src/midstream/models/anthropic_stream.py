@@ -16,7 +16,6 @@ from msgspec import Struct, field
 from midstream.errors import ContextOverflowError, ModelFilteredError, ModelUnavailableError
 from midstream.history.codecs.codec_spec import Json
 from midstream.history.messages import Finish, Outcome, ToolSpec, Usage
-from midstream.json_depth import require_shallow_text
 from midstream.models.provider_errors import error_of
 from midstream.models.responses import (
     Finished,
@@ -29,6 +28,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.models.stream_json import decode_event, json_text
 
 BLOCKS_MAX = 128
 """Blocks of one response that may be open at once (Anthropic opens one)."""
@@ -61,6 +61,9 @@ class AnthropicEvent(Struct):
     error: Any = None
 
 
+_DECODER = msgspec.json.Decoder(AnthropicEvent)
+
+
 class _Block(Struct):
     """A block that is not closed yet."""
 
@@ -89,11 +92,7 @@ class MessageReader:
             ModelUnavailableError: The server failed during the response, or sent an invalid event.
             ModelError: Another error of the provider: see `midstream.models.provider_errors`.
         """
-        try:
-            require_shallow_text(data)
-            event = msgspec.json.decode(data, type=AnthropicEvent)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ModelUnavailableError("the server sent data that is not an event of a message") from error
+        event = decode_event(data, _DECODER, "an event of a message")
         if self._is_over:
             return []
         return self._note(self._read(event))
@@ -229,7 +228,7 @@ def _arguments_of(block: _Block) -> str:
     """Return arguments as the model wrote them; some servers send them complete at the beginning."""
     written = "".join(block.pieces)
     whole = block.start.get("input")
-    return written if written or not whole else msgspec.json.encode(whole).decode()
+    return written if written or not whole else json_text(whole)
 
 
 def _upstream_end(block: Json) -> UpstreamCallEnded:
@@ -251,7 +250,7 @@ def _words_of(content: object) -> str:
 def _words_of_block(block: object) -> str:
     if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
         return _text(block["text"])
-    return msgspec.json.encode(_without_sealed(block)).decode()
+    return json_text(_without_sealed(block))
 
 
 def _without_sealed(value: object) -> object:

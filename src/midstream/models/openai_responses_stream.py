@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from midstream.errors import ModelError, ModelFilteredError, ModelUnavailableError
 from midstream.history.messages import Finish, Outcome, ToolSpec, Usage
-from midstream.json_depth import require_shallow_text
 from midstream.models.provider_errors import error_of
 from midstream.models.responses import (
     Finished,
@@ -27,6 +26,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.models.stream_json import decode_event, json_text
 
 _INCOMPLETE = {
     "max_output_tokens": Finish.LENGTH,
@@ -63,6 +63,9 @@ class ResponsesEvent(Struct):
     message: Any = None
 
 
+_DECODER = msgspec.json.Decoder(ResponsesEvent)
+
+
 class ResponsesReader:
     """Converts the events of one response. Pass each event to `read_json` until `is_ended`."""
 
@@ -85,11 +88,7 @@ class ResponsesReader:
         Raises:
             ModelUnavailableError: It is not an event of the Responses API.
         """
-        try:
-            require_shallow_text(data)
-            event = msgspec.json.decode(data, type=ResponsesEvent)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ModelUnavailableError("the server sent data that is not an event of a response") from error
+        event = decode_event(data, _DECODER, "an event of a response")
         if self.is_ended:
             return []
         if event.sequence_number is not None:
@@ -225,7 +224,7 @@ def _upstream_name(item: dict[str, Any]) -> str:
 
 def _upstream_arguments(item: dict[str, Any]) -> str:
     value = item.get(_UPSTREAM_CALLS[item["type"]][0])
-    return value if isinstance(value, str) and item["type"] == "mcp_call" else _json(value)
+    return value if isinstance(value, str) and item["type"] == "mcp_call" else json_text(value)
 
 
 def _upstream_end(call: str, item: dict[str, Any]) -> UpstreamCallEnded:
@@ -235,8 +234,4 @@ def _upstream_end(call: str, item: dict[str, Any]) -> UpstreamCallEnded:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else _json(value)
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else json_text(value)

@@ -13,7 +13,6 @@ from msgspec import Struct, field
 
 from midstream.errors import ModelFilteredError, ModelUnavailableError
 from midstream.history.messages import Finish, Usage
-from midstream.json_depth import require_shallow_text
 from midstream.models.provider_errors import error_of
 from midstream.models.responses import (
     Finished,
@@ -23,6 +22,7 @@ from midstream.models.responses import (
     ToolCallRequested,
     Working,
 )
+from midstream.models.stream_json import decode_event, json_text
 
 CALLS_MAX = 128
 """Calls of one response (OpenAI's own limit of tools)."""
@@ -88,7 +88,7 @@ class CompletionChunk(Struct):
     error: Any = None  # an object by specification, a string or a number at some servers
 
 
-_chunk_of = msgspec.json.Decoder(CompletionChunk, strict=False).decode
+_DECODER = msgspec.json.Decoder(CompletionChunk, strict=False)
 
 
 class _Call(Struct):
@@ -114,12 +114,7 @@ class ChatStreamReader:
         if data.strip() == b"[DONE]":
             self._finish = self._finish or Finish.STOP
             return []
-        try:
-            require_shallow_text(data)
-            chunk = _chunk_of(data)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ModelUnavailableError("the server sent data that is not a chat completion chunk") from error
-        return self.read(chunk)
+        return self.read(decode_event(data, _DECODER, "a chat completion chunk"))
 
     def read(self, chunk: CompletionChunk) -> list[ModelEvent]:
         """Process one chunk; return the new model events.
@@ -190,7 +185,7 @@ class ChatStreamReader:
         call.signature = call.signature or _signature_in(piece.extra_content)
         arguments = piece.function.arguments
         if isinstance(arguments, dict):
-            call.arguments.append(msgspec.json.encode(arguments).decode())
+            call.arguments.append(json_text(arguments))
         elif arguments:
             call.arguments.append(arguments)
 

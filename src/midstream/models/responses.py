@@ -19,6 +19,7 @@ from midstream.history.messages import (
     Response,
     ResponsePart,
     Text,
+    TextJoiner,
     Thinking,
     ToolCall,
     ToolSpec,
@@ -221,6 +222,9 @@ class ResponseBuilder:
         """Text that the model must still repeat."""
         self._parts: list[ResponsePart] = []
         self._texts: list[str] = []
+        self._joiner = TextJoiner()
+        self._half: Sequence[Delta] = ()
+        """Half a character at the end of a closed part, until `add` returns it."""
         self._kind: Literal["text", "thinking"] | None = None
         self._open: dict[str, int] = {}
         """Places of the upstream's running calls, by id."""
@@ -232,15 +236,23 @@ class ResponseBuilder:
         Raises:
             ModelForgotError: A resumed response has another text than readers have.
         """
+        deltas = self._add(event)
+        if self._half:
+            half, self._half = self._half, ()
+            return (*half, *deltas)
+        return deltas
+
+    def _add(self, event: ModelEvent) -> Sequence[Delta]:
         match event:
             case TextDelta():
-                return self._add_text("text", storable(event.text))
+                return self._add_text("text", event.text)
             case ThinkingDelta(is_redacted=True):
                 self._close_part()
                 self._parts.append(Thinking("", storable(event.signature or ""), is_redacted=True))
             case ThinkingDelta():
-                deltas = self._add_text("thinking", storable(event.text))
+                deltas = self._add_text("thinking", event.text)
                 if event.signature is not None:
+                    deltas = (*deltas, *self._end_text())
                     ending = storable(event.signature)
                     announced = self._announce(len(self._parts), signature=ending)
                     self._close_part(ending)
@@ -295,7 +307,7 @@ class ResponseBuilder:
         if not (has_content or self.is_announcing):
             return None
         end = self._finished
-        return Response(parts, end.finish, end.model, end.usage, storable(end.stop_sequence))
+        return Response(parts, end.finish, storable(end.model), end.usage, storable(end.stop_sequence))
 
     @property
     def is_running_upstream(self) -> bool:
@@ -307,10 +319,11 @@ class ResponseBuilder:
         """Whether the model has marked its response as complete."""
         return self._finished is not None
 
-    def _add_text(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
+    def _add_text(self, kind: Literal["text", "thinking"], piece: str) -> Sequence[Delta]:
         if self._kind != kind:
             self._close_part()
             self._kind = kind
+        text = self._joiner.add(piece)
         if not text:
             return ()
         self._has_begun = True
@@ -325,6 +338,10 @@ class ResponseBuilder:
             return (Delta(*self._ids, part, kind, text),)
         pieces = (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
         return [Delta(*self._ids, part, kind, piece) for piece in pieces]
+
+    def _end_text(self) -> Sequence[Delta]:
+        """Return the deltas of half a character at the end of the open part, which is not completed any more."""
+        return () if self._kind is None else self._add_text(self._kind, self._joiner.end())
 
     def _start(self, call: UpstreamCall) -> Sequence[Delta]:
         if (part := self._open.get(call.id)) is not None:
@@ -355,6 +372,7 @@ class ResponseBuilder:
         return self._show_call(len(self._parts) - 1, call)
 
     def _finish(self, event: Finished) -> Sequence[Delta]:
+        self._close_part()
         deltas: list[Delta] = []
         for part in self._open.values():
             call = self._parts[part]
@@ -397,6 +415,7 @@ class ResponseBuilder:
         return text[len(known) :]
 
     def _close_part(self, signature: str | None = None) -> None:
+        self._half = self._half or self._end_text()
         text = "".join(self._texts)
         if self._kind == "text" and text:
             self._parts.append(Text(text))

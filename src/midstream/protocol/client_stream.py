@@ -35,6 +35,7 @@ from midstream.protocol.command_outbox import Outbox
 from midstream.protocol.event_inbox import Applied, ClientEvent, Inbox, is_silence
 from midstream.protocol.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.protocol.frames import (
+    CANCEL_AFTER_S_MAX,
     FRAME_BYTES_MAX,
     IN_FLIGHT_MAX,
     Ack,
@@ -87,6 +88,9 @@ class ClientStream:
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
         stall_after_s: Seconds without an event after which `is_stalled` is True.
+
+    Raises:
+        UsageError: `cancel_after_s` is out of its range.
     """
 
     def __init__(
@@ -104,6 +108,10 @@ class ClientStream:
         stall_after_s: float = STALL_AFTER_S,
         now: float,
     ) -> None:
+        if cancel_after_s is not None and not 0 <= cancel_after_s <= CANCEL_AFTER_S_MAX:
+            raise UsageError(
+                f"`cancel_after_s` is {cancel_after_s}; expected 0 to {CANCEL_AFTER_S_MAX:g} seconds"
+            )
         self._stream = stream
         self._shown = SentSecrets(secret, old_secret, own=secret if stream else "")
         self._cancel_after_s = cancel_after_s

@@ -51,7 +51,7 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"1 to {IN_FLIGHT_MAX} commands may be in flight")
         if not 0 <= self.coalesce_s <= COALESCE_S_MAX:
             raise UsageError(f"events are held back for 0 to {COALESCE_S_MAX} seconds")
-        if self.tail_bytes_max < 0:
+        if not self.tail_bytes_max >= 0:
             raise UsageError("a session keeps 0 bytes of its events in memory, or more")
 
     @property

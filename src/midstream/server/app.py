@@ -316,7 +316,7 @@ class App:
             await refuse(problem_of(_draining() if is_late else error), scope, receive, send)
         except HTTPException as error:
             headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-            headers |= self._allow_header(scope, error)
+            headers = self._allow_header(scope, error) | headers
             await refuse(problem_of_http(error), scope, receive, send, headers)
         except Exception:
             if not is_begun:

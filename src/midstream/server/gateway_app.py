@@ -105,8 +105,12 @@ def gateway(
 
     Raises:
         UsageError: The store is unknown, `allowed_origins` has an invalid origin, the token is too short, `users` is
-            given without a token, its file is invalid, or `RoutedModels` lacks one of `names`.
+            given without a token, its file is invalid, `grace_s` or `kept_s` is not a number of seconds, or
+            `RoutedModels` lacks one of `names`.
     """
+    for option, seconds in (("grace_s", grace_s), ("kept_s", kept_s)):
+        if not seconds >= 0:
+            raise UsageError(f"`{option}` is {seconds}; expected a number of seconds")
     world = world or World()
     if users is not None and token is None:
         raise UsageError("`users` needs a token: a gateway without a token does not check keys")

@@ -6,16 +6,10 @@ import pytest
 
 from midstream.errors import InvalidHistoryError
 from midstream.history.operations import repair_by_name as repair
-from midstream.history.repair.parsing import has_surrogates, mend_text
+from midstream.history.repair.parsing import has_surrogates
 from tests.history.repair.format_histories import FORMATS
 from tests.history.repair.reported import response, text, thought, user
 from tests.spec import spec
-
-
-def test_lone_surrogates_are_replaced_and_matching_ones_are_joined() -> None:
-    assert mend_text("a\ud83d") == "a\ufffd"
-    assert mend_text("a\ud83d\ude00") == "a\U0001f600"
-    assert mend_text("plain") == "plain"
 
 
 def test_changed_signed_thinking_is_removed() -> None:

@@ -222,7 +222,8 @@ async def test_a_stream_can_be_resumed_after_its_last_event() -> None:
             rest = await server.http.get("/v1/mcp", headers={**peer.headers, "last-event-id": name})
             expected = messages_of(whole)[number:] or messages_of(whole)[-1:]
             assert messages_of(rest.text) == expected
-        assert (await server.http.get("/v1/mcp", headers=peer.headers)).status_code == 405
+        refused = await server.http.get("/v1/mcp", headers=peer.headers)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "DELETE, POST")
         for headers, status in (
             ({**peer.headers, "last-event-id": "x"}, 404),
             ({"last-event-id": ids[0]}, 400),

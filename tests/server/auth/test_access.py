@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -81,3 +82,9 @@ async def test_a_cookie_a_proxy_header_and_several_methods_in_order_authenticate
 
 def test_the_repr_of_access_shows_no_credentials() -> None:
     assert repr(Access(authenticate=tokens({TOKEN: Principal("ada")}), login="login-1")) == "Access(...)"
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0])
+def test_a_pause_between_checks_that_is_no_number_of_seconds_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match="`recheck_s`"):
+        Access(authenticate=cookie("c", lambda _: None), recheck_s=seconds)

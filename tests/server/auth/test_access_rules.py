@@ -281,6 +281,9 @@ async def test_rule_4_a_ticket_opens_one_stream_of_its_session_once_and_soon() -
         used = await _ticket(client, action="send")
         assert await _opens(client, f"{EVENTS}?ticket={used}") == (200, "")
         assert await _opens(client, f"{EVENTS}?ticket={used}") == refused  # twice
+        polled = await _ticket(client, action="send")
+        poll = EVENTS.replace("/events", "/poll")
+        assert await _opens(client, f"{poll}?n=0&ticket={polled}") == (200, "")
         other = await _ticket(client, "s2", action="send")
         assert await _opens(client, f"{EVENTS}?ticket={other}") == refused  # for another session
         foreign = await _ticket(client, action="send")

@@ -6,6 +6,7 @@ import msgspec
 
 from midstream.errors import InvalidHistoryError
 from midstream.history.codecs.codec_spec import Json, MessageTurn, Role, Value, as_json
+from midstream.history.messages import storable
 from midstream.history.repair.mixed_formats import foreign_words, read_as_foreign
 from midstream.history.repair.repair_task import Task
 from midstream.history.repair.roles import with_known_role
@@ -114,21 +115,10 @@ def _is_json(value: Value) -> bool:
 def has_surrogates(value: Value, depth: int = DEPTH_MAX) -> bool:
     """Whether any text in a value has a lone surrogate."""
     if isinstance(value, str):
-        return mend_text(value) is not value
+        return storable(value) is not value
     if depth and isinstance(value, dict):
         return any(has_surrogates(k, depth - 1) or has_surrogates(v, depth - 1) for k, v in value.items())
     return bool(depth) and isinstance(value, list) and any(has_surrogates(item, depth - 1) for item in value)
-
-
-def mend_text(text: str) -> str:
-    """Join surrogates that form a pair, and replace the others; the same text if there is none."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def _mend(value: Value, depth: int) -> Value:
@@ -136,7 +126,7 @@ def _mend(value: Value, depth: int) -> Value:
     if depth == 0:
         raise RecursionError("too deep")
     if isinstance(value, str):
-        return mend_text(value)
+        return storable(value)
     if isinstance(value, dict):
         mended = {_mend(key, depth): _mend(item, depth - 1) for key, item in value.items()}
         if value.get("thinking") != mended.get("thinking") and "signature" in mended:

@@ -228,7 +228,7 @@ class McpEndpoint:
         """Resume a stream."""
         text = request.headers.get("last-event-id")
         if text is None:  # messages of the server exist only in calls
-            raise HTTPException(405)
+            raise HTTPException(405, headers={"Allow": "DELETE, POST"})
         found = read_event_id(text)
         if found is None:
             raise NotFoundError("`Last-Event-ID` is not the id of an event of a call")

@@ -10,6 +10,7 @@ None if it does not recognize the caller.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
@@ -46,6 +47,9 @@ class Access(Struct, frozen=True, kw_only=True):
         still_valid: Decides at each use whether a principal of your own `authenticate` may still use issued cookies,
             links, viewer tokens and tickets. Without it they end with `expires_at`, a lock-out, a revocation, or their
             own lifetime.
+
+    Raises:
+        UsageError: `recheck_s` is not above 0, or infinite.
     """
 
     authenticate: Authenticate
@@ -53,6 +57,10 @@ class Access(Struct, frozen=True, kw_only=True):
     recheck_s: float = RECHECK_S
     login: str = ""
     still_valid: StillValid | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.recheck_s < math.inf:
+            raise UsageError(f"`recheck_s` is {self.recheck_s}; expected seconds above 0")
 
     def __repr__(self) -> str:
         return "Access(...)"

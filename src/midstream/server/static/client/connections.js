@@ -14,6 +14,15 @@ const TEMPORARY = new Set([408, 421, 425, 429]);
 /** Statuses from 500 on after which the same request never succeeds. */
 const PERMANENT = new Set([501, 505]);
 
+/** Close code of a WebSocket: a message was larger than the server, or a proxy, accepts (STREAM-111). */
+const TOO_LARGE = 1009;
+
+/** Return the error with which a connection ended; null if it was only lost. */
+export function errorOfClose(event) {
+  if (event?.code === TOO_LARGE) return new MidstreamError("frame_too_large", "a message is larger than the server or a proxy accepts");
+  return event?.error ?? null;
+}
+
 /** Remove the handlers of a connection and close it. */
 export function closeQuietly(connection) {
   if (connection === null) return;

@@ -1,7 +1,7 @@
 /** The I/O of one stream: its connection, its timer and its storage. */
 
 import { AnswerText, completedText, failureOf } from "./answer.js";
-import { closeQuietly } from "./connections.js";
+import { closeQuietly, errorOfClose } from "./connections.js";
 import { MidstreamError } from "./errors.js";
 
 /** Limit for the events that wait for a slow consumer. Above it the connection is closed until the consumer has read them. */
@@ -280,7 +280,7 @@ export class LiveStream {
       this.#stream.noteTraffic(this.#now());
       this.#armTimer();
     });
-    connection.onclose = ifCurrent((event) => this.#endConnection({ error: event?.error ?? null }));
+    connection.onclose = ifCurrent((event) => this.#endConnection({ error: errorOfClose(event) }));
   }
 
   /** Close the connection, and plan the next one. */

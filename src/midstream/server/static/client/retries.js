@@ -12,6 +12,9 @@ export const RETRY_AFTER_MAX_MS = 120000;
 /** Time for which a client reconnects for the end of a cancelled turn. */
 export const STOPPED_PATIENCE_MS = 30000;
 
+/** Limit for the opening of a connection. */
+export const CONNECT_WITHIN_MS = 10000;
+
 /** Longest accepted interval between heartbeats. */
 export const HEARTBEAT_MAX_MS = 300000;
 

@@ -10,7 +10,7 @@
  * Messages to the leader are `{ask: true}` and `{ping: true}`; messages of the leader are `{at: position}` and `{frame}`.
  */
 
-import { closeQuietly } from "./connections.js";
+import { closeQuietly, errorOfClose } from "./connections.js";
 import { PING_FRAME, parseEventId, parseFrame } from "./frames.js";
 import { hasLocks } from "./locks.js";
 
@@ -53,7 +53,7 @@ export class SharedConnection {
     this.#connection.onopen = () => this.onopen?.({});
     this.#connection.onmessage = ({ data }) => this.#received(data);
     this.#connection.onbytes = () => this.onbytes?.({});
-    this.#connection.onclose = (event) => this.#end(event?.error);
+    this.#connection.onclose = (event) => this.#end(errorOfClose(event));
     this.#lead({ signal: this.#queue.signal });
   }
 

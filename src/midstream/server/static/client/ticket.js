@@ -5,7 +5,7 @@
  * `connect({ headers })` opens its WebSockets in this way.
  */
 
-import { refusalOf } from "./connections.js";
+import { errorOfClose, refusalOf } from "./connections.js";
 import { MidstreamError } from "./errors.js";
 
 const CONNECTING = 0;
@@ -56,7 +56,7 @@ class TicketedSocket {
     this.#socket = new WebSocket(`${address}?ticket=${encodeURIComponent(token)}`);
     this.#socket.onopen = (event) => this.onopen?.(event);
     this.#socket.onmessage = (event) => this.onmessage?.(event);
-    this.#socket.onclose = () => this.#end();
+    this.#socket.onclose = (event) => this.#end(errorOfClose(event));
   }
 
   #end(error = null) {

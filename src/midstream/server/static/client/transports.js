@@ -10,16 +10,15 @@
  */
 
 import { HttpConnection } from "./http.js";
-import { FailedConnection, closeQuietly } from "./connections.js";
+import { FailedConnection, closeQuietly, errorOfClose } from "./connections.js";
 import { MidstreamError, connectionLostError } from "./errors.js";
+import { CONNECT_WITHIN_MS } from "./retries.js";
 import { createTicketSocketFactory } from "./ticket.js";
 
 /** The transports, the best first. */
 export const TRANSPORTS = ["websocket", "sse", "poll"];
 /** Limit for the first frame of an open connection. A server sends `welcome` at once. */
 const FIRST_FRAME_WITHIN_MS = 5000;
-/** Limit for the opening of a WebSocket. */
-const CONNECT_WITHIN_MS = 8000;
 /** Connections in a row that may be lost before their first frame until the next transport is tried. */
 const LOST_MAX = 2;
 /** Time for which a transport is stored if a better one is certainly refused. */
@@ -199,7 +198,7 @@ class TransportTrial {
       if (!this.#isSettled) this.#settle(transport);
       this.onmessage?.({ data });
     };
-    connection.onclose = (event) => this.#fail(event?.error ?? connectionLostError("the connection was lost"));
+    connection.onclose = (event) => this.#fail(errorOfClose(event) ?? connectionLostError("the connection was lost"));
   }
 
   #settle(transport) {
