@@ -82,3 +82,10 @@ def test_credentials_are_listed_and_revoked(run: Run, tmp_path: Path) -> None:
         done = run("access", "revoke-all", "--url", server.url, "--json")
         assert json.loads(done.stdout) == {"revoked": 2}
         assert "No credentials" in run("access", "list", "--url", server.url).stderr
+
+
+def test_a_server_without_authentication_is_named(run: Run, tmp_path: Path) -> None:
+    with Serving(tmp_path, options=["--no-auth"]) as server:
+        for arguments in (["list"], ["revoke", "c1"], ["revoke-all"]):
+            refused = run("access", *arguments, "--url", server.url)
+            assert (refused.exit_code, "runs without authentication" in refused.stderr) == (3, True)

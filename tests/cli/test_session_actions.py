@@ -95,7 +95,7 @@ def test_an_answer_is_accepted_once(run: Run, server: Serving) -> None:
         [{"session": "a", "call_id": "c1", "choice": "allow"}],
     )
     again = run("sessions", "answer", "a", "deny", "--url", server.url)
-    assert (again.exit_code, "no question is open" in again.stderr) == (3, True)
+    assert (again.exit_code, "no question is open" in again.stderr) == (4, True)
     follow(server, "a", until="call_ended")
     assert (server.store.parent / "ledger").read_text() == "1\n"
 
@@ -123,7 +123,7 @@ def test_a_sub_agents_question_is_answered_through_the_parent_session(run: Run, 
     [
         (["answer", "a", "respond"], 2, "give --text"),
         (["answer", "a", "perhaps"], 2, "'perhaps' is not one of"),
-        (["answer", "a", "allow", "--call", "c9"], 3, "no question about call 'c9' is open"),
+        (["answer", "a", "allow", "--call", "c9"], 4, "no question about call 'c9' is open"),
         (["answer", "nowhere", "allow"], 3, "[session_not_found]"),
         (["resume", "a"], 0, "a turn runs"),
         (["cancel", "nowhere"], 3, "[session_not_found]"),

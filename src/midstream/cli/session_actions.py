@@ -16,7 +16,7 @@ from midstream.cli.session_sources import ServerSource, Source, resolve
 from midstream.cli.terminal import Ink, columns
 from midstream.cli.transcript import INDENT
 from midstream.cli.visible_text import reveal_line
-from midstream.errors import NotFoundError, UsageError
+from midstream.errors import QuestionClosedError, UsageError
 from midstream.protocol.frames import AnswerPayload, encode
 from midstream.session.calls import Choice
 from midstream.session.questions import Question
@@ -106,9 +106,7 @@ def _select_question(found: Sequence[Question], session: str, call_id: str | Non
         return fitting[0]
     if not fitting:
         what = "no question is open" if call_id is None else f"no question about call {call_id!r} is open"
-        raise NotFoundError(
-            f"{what} in session {session!r}; `midstream sessions questions` lists the open ones"
-        )
+        raise QuestionClosedError(f"{what} in session {session!r}")  # as for an answer that came second
     named = ", ".join(f"{each.call_id!r} of {each.session!r}" for each in fitting)
     raise UsageError(f"several questions are open ({named}); give --call and the session of the question")
 

@@ -421,7 +421,7 @@ class ServerSource(Source):
         Raises:
             UnauthorizedError: The server does not accept the credentials of this user.
         """
-        return self._read(self._request("GET", "/v1/access").read(), IssuedCredentials)
+        return self._read(self._request_access("GET"), IssuedCredentials)
 
     def revoke(self, credential: str) -> int:
         """Revoke a credential with all derived ones; return the number.
@@ -429,8 +429,12 @@ class ServerSource(Source):
         Raises:
             NotFoundError: The id is unknown.
         """
-        answer = self._request("DELETE", f"/v1/access/{quote(credential, safe='')}")
-        return self._read(answer.read(), _Count).count
+        try:
+            answer = self._request("DELETE", f"/v1/access/{quote(credential, safe='')}").read()
+        except NotFoundError:
+            self.credentials()  # raises where the server has no credentials at all
+            raise
+        return self._read(answer, _Count).count
 
     def revoke_all(self, principal: str | None) -> int:
         """Revoke all credentials of a principal, by default this user's own; return the number.
@@ -439,7 +443,15 @@ class ServerSource(Source):
             AccessError: Only an operator may revoke those of another principal.
         """
         query = "" if principal is None else f"?principal={quote(principal, safe='')}"
-        return self._read(self._request("DELETE", f"/v1/access{query}").read(), _Count).count
+        return self._read(self._request_access("DELETE", query), _Count).count
+
+    def _request_access(self, method: str, query: str = "") -> bytes:
+        try:
+            return self._request(method, f"/v1/access{query}").read()
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"the server at {self.url} issues no credentials: it runs without authentication (--no-auth)"
+            ) from error
 
     def greet(self) -> None:
         """Check that a midstream server answers.

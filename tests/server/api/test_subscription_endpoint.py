@@ -91,6 +91,18 @@ async def test_a_subscription_config_is_compared_as_a_whole_and_needs_its_wake_s
             assert (await client.put(SUBSCRIPTION, json=PULL | wrong)).status_code == 400, wrong
 
 
+async def test_a_refused_webhook_is_a_fault_of_the_request_and_not_of_http() -> None:
+    body = {"type": "webhook", "pattern": "a", "webhook": {"url": "http://127.0.0.1:9/hook"}}
+    async with asgi_client(make_app()) as client:
+        response = await client.put(SUBSCRIPTION, json=body)
+        refused = response.json()
+        assert (response.status_code, refused["error"]["code"]) == (400, "WEBHOOK_URL_REJECTED")
+        assert (refused["code"], refused["next"]) == (
+            "usage",
+            "Correct the request; the same one is refused again.",
+        )
+
+
 async def test_subscriptions_of_one_principal_are_bounded() -> None:
     async with asgi_client(make_app()) as client:
         await subscribed(client)

@@ -36,7 +36,7 @@ from midstream.server.api.plain_streams import (
     PlainStreams,
     StreamGoneError,
 )
-from midstream.server.api.problems import problem_of_http, response_of
+from midstream.server.api.problems import problem_of_status, response_of
 from midstream.server.api.request_bodies import body_of
 from midstream.server.api.stream_names import CONTROL, SESSIONS, journal_of, require_no_locks
 from midstream.server.api.stream_sweeping import StreamSweeper
@@ -474,5 +474,5 @@ def _described(
 def _answer(answer: StreamAnswer) -> Response:
     headers = {**SAFE, **answer.headers}
     if answer.problem:
-        return response_of(problem_of_http(HTTPException(answer.status, answer.problem)), headers)
+        return response_of(problem_of_status(answer.status, answer.problem), headers)
     return Response(status_code=answer.status, headers=headers)

@@ -172,6 +172,13 @@ def problem_of_http(error: HTTPException) -> Problem:
     return _problem(error.status_code, code, detail)
 
 
+def problem_of_status(status: int, detail: str) -> Problem:
+    """Return the problem detail of a request that an endpoint refuses with a status of its protocol."""
+    if status == HTTPStatus.BAD_REQUEST:
+        return problem_of(UsageError(detail))  # `bad_request` is for faults of HTTP itself
+    return problem_of_http(HTTPException(status, detail))
+
+
 INTERNAL = "An internal error occurred in the server; the log contains the details."
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,7 +25,7 @@ from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.errors import NotFoundError, UnauthorizedError
 from midstream.server.api.plain_streams import PlainStreams, StreamGoneError
-from midstream.server.api.problems import MEDIA_TYPE, problem_of_http
+from midstream.server.api.problems import MEDIA_TYPE, problem_of_status
 from midstream.server.api.request_bodies import BODY_BYTES_MAX, decode_body
 from midstream.server.api.stream_names import (
     CONTROL,
@@ -313,6 +312,6 @@ def json_answer(body: object, status: int = 200) -> Response:
 
 def problem(status: int, code: str, message: str, more: Mapping[str, Any] | None = None) -> Response:
     """Return a problem detail that also contains the error in the protocol's own form."""
-    described = msgspec.to_builtins(problem_of_http(HTTPException(status, message)))
+    described = msgspec.to_builtins(problem_of_status(status, message))
     body = {**described, "error": {"code": code, "message": message, **(more or {})}}
     return Response(msgspec.json.encode(body), status, headers=NO_STORE, media_type=MEDIA_TYPE)

@@ -221,7 +221,7 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnect
     """
     file = DatabaseFile(Path(path), world, None)
     if not file.path.is_file():
-        raise NotFoundError(f"no database {str(file.path)!r}; give one with --store, or start a server")
+        raise NotFoundError(f"no database {str(file.path)!r}; name another store, or start a server")
     with file.convert_errors(), file.open_reader() as db:
         with file.convert_errors(db):
             if not file.retry_while_busy(partial(file.is_prepared, db)):
