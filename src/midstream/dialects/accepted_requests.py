@@ -401,7 +401,7 @@ class Accepting:
                             return _Repeated(same)
                         continue
             if wanted.params.conversation:
-                raise _is_locked(is_elsewhere=is_elsewhere)
+                raise _conversation_locked(is_elsewhere=is_elsewhere)
             session, is_noted = (
                 sessions.name_of(""),
                 True,
@@ -578,16 +578,13 @@ def _refuse_strange_results(items: Sequence[Value], calls: Collection[str]) -> N
         raise bad_field("input", "the previous response has no call with the `call_id` of an output")
 
 
-def _is_locked(*, is_elsewhere: bool) -> RefusedError:
-    message, retry_after_s = (
-        "another response of this conversation is in progress; retry when it has ended",
-        None,
-    )
+def _conversation_locked(*, is_elsewhere: bool) -> RefusedError:
     if is_elsewhere:
         message = "a gateway with another upstream has this conversation until it has been idle for 10 s: retry then"
-        retry_after_s = ELSEWHERE_S
-    refusal = ApiError(409, "conversation_locked", message, is_final=False, retry_after_s=retry_after_s)
-    return RefusedError(refusal)
+    else:
+        message = "another response of this conversation is in progress; retry when it has ended"
+    pause_s = ELSEWHERE_S if is_elsewhere else None
+    return RefusedError(ApiError(409, "conversation_locked", message, is_final=False, retry_after_s=pause_s))
 
 
 def _no_previous() -> RefusedError:

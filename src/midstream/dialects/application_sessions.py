@@ -273,8 +273,9 @@ class ApplicationSessions:
                     _log.warning("a response is not stopped: %s", error.code, extra={"session": info.session})
 
     async def delete(self, found: FoundResponse) -> None:
-        """Delete a response: its session if it is the only one there, else only its id. A conversation of
-        `/v1/conversations` keeps the items of its deleted responses.
+        """Delete a response: its session if it is the only one there, else only its id.
+
+        A conversation of `/v1/conversations` keeps the items of its deleted responses.
 
         Raises:
             SessionBusyError: The response is still in progress.

@@ -75,7 +75,7 @@ class LiveResponse:
         """Held while the other nodes are notified of readers here."""
         self._conversations = conversations
         self.place = place
-        """See above; a response that was found by its id gets it from a repeated request."""
+        """Place in the index of conversations. A response that was found by its id has none until it is repeated."""
         self._settled: asyncio.Task[None] | None = None
 
     @property
