@@ -316,7 +316,7 @@ class App:
             await refuse(problem_of(_draining() if is_late else error), scope, receive, send)
         except HTTPException as error:
             headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-            headers = self._allow_header(scope, error) | headers
+            headers |= self._allow_header(scope, error)
             await refuse(problem_of_http(error), scope, receive, send, headers)
         except Exception:
             if not is_begun:
@@ -324,14 +324,15 @@ class App:
             raise
 
     def _allow_header(self, scope: Scope, error: HTTPException) -> dict[str, str]:
-        """Return the `Allow` header of a 405 response (RFC 9110, 15.5.6)."""
+        """Return the `Allow` header of a 405 response (RFC 9110, 15.5.6), unless an endpoint has set it."""
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
             return {}
-        found = [
-            route
-            for route in self._router.routes
-            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+        matches = [
+            (route, route.matches(scope)[0]) for route in self._router.routes if isinstance(route, Route)
         ]
+        if any(match is Match.FULL for _, match in matches):
+            return {}
+        found = [route for route, match in matches if match is not Match.NONE]
         # Both `/threads/search` and `/threads/{id}` match `/threads/search`: the most specific route counts.
         nearest = min(map(_specificity, found), default=(0, 0))
         methods = {

@@ -175,6 +175,8 @@ class _CheckedConnection:
             raise
         except MidstreamError as refusal:  # as an HTTP refusal
             self.is_over = True
+            if self.frames and self.frames[-1]["type"] == "error":  # the close code repeats it
+                raise ConnectionLostError("the connection has ended") from refusal
             retry_after_s = refusal.retry_after_s
             return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=retry_after_s))
 
