@@ -14,7 +14,7 @@ from midstream.models.anthropic_stream import MessageReader
 from midstream.models.openai_responses_stream import ResponsesReader
 from midstream.models.openai_stream import ChatStreamReader
 from midstream.models.responses import ResponseBuilder
-from midstream.models.stream_json import decode_event, json_text
+from midstream.models.stream_json import decode_event, encode_json
 from midstream.session.call_references import AttemptRef
 
 HIGH, LOW, EMOJI = "\ud83d", "\ude00", "\U0001f600"
@@ -121,5 +121,5 @@ def test_an_event_of_another_type_is_refused() -> None:
 
 
 def test_a_value_with_half_a_character_becomes_json() -> None:
-    assert json_text({"a": [HIGH, 1]}) == '{"a":["\ufffd",1]}'
-    assert json_text({"a": 1}) == '{"a":1}'
+    assert encode_json({"a": [HIGH, 1]}) == '{"a":["\ufffd",1]}'
+    assert encode_json({"a": 1}) == '{"a":1}'

@@ -6,12 +6,10 @@ upstreams, before they are journaled, shown or processed.
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 
-from midstream.history.messages import storable
 from midstream.json_depth import TOO_DEEP, is_text_too_deep, is_too_deep
+from midstream.models.stream_json import joined_json
 
 DEEP_VALUE = f'{{"midstream":"a value {TOO_DEEP} is not shown"}}'
 """Replacement for a value that is too deep."""
@@ -27,5 +25,5 @@ def json_text(value: object) -> str:
     except RecursionError:  # in objects of a package other than lists and dicts
         return DEEP_VALUE
     except UnicodeEncodeError:  # half a character
-        text = storable(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)).encode()
+        text = joined_json(value, enc_hook=str).encode()
     return DEEP_VALUE if is_text_too_deep(text) else text.decode()

@@ -49,7 +49,7 @@ from midstream.history.messages import (
     with_distinct_ids,
 )
 from midstream.history.messages import Usage as Tokens
-from midstream.models.stream_json import json_text
+from midstream.models.stream_json import encode_json
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
 from midstream.session.records import (
@@ -264,7 +264,9 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped if t
         try:
             output = _items.dump_json(response.output, exclude_unset=True)
         except ValueError:  # a text has half a character
-            output = json_text(_items.dump_python(response.output, mode="json", exclude_unset=True)).encode()
+            output = encode_json(
+                _items.dump_python(response.output, mode="json", exclude_unset=True)
+            ).encode()
         native = {
             "output": msgspec.Raw(output),
             "id": response.response_id,

@@ -27,7 +27,7 @@ from midstream.history.messages import (
     storable,
     with_distinct_ids,
 )
-from midstream.models.stream_json import json_text
+from midstream.models.stream_json import encode_json
 from midstream.session.records import CallEnded, MessageAccepted, Record, ResponseCompleted
 from midstream.tools.function_tools import RESULT_CHARS_MAX
 
@@ -178,7 +178,7 @@ def native_of(response: ModelResponse) -> str:
     try:
         return ModelMessagesTypeAdapter.dump_json([response]).decode()
     except PydanticSerializationError:
-        return json_text(ModelMessagesTypeAdapter.dump_python([response], mode="json"))
+        return encode_json(ModelMessagesTypeAdapter.dump_python([response], mode="json"))
 
 
 def response_of(native: str) -> ModelResponse:

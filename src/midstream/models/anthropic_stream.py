@@ -28,7 +28,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
-from midstream.models.stream_json import decode_event, json_text
+from midstream.models.stream_json import decode_event, encode_json
 
 BLOCKS_MAX = 128
 """Blocks of one response that may be open at once (Anthropic opens one)."""
@@ -228,7 +228,7 @@ def _arguments_of(block: _Block) -> str:
     """Return arguments as the model wrote them; some servers send them complete at the beginning."""
     written = "".join(block.pieces)
     whole = block.start.get("input")
-    return written if written or not whole else json_text(whole)
+    return written if written or not whole else encode_json(whole)
 
 
 def _upstream_end(block: Json) -> UpstreamCallEnded:
@@ -250,7 +250,7 @@ def _words_of(content: object) -> str:
 def _words_of_block(block: object) -> str:
     if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
         return _text(block["text"])
-    return json_text(_without_sealed(block))
+    return encode_json(_without_sealed(block))
 
 
 def _without_sealed(value: object) -> object:

@@ -26,7 +26,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
-from midstream.models.stream_json import decode_event, json_text
+from midstream.models.stream_json import decode_event, encode_json
 
 _INCOMPLETE = {
     "max_output_tokens": Finish.LENGTH,
@@ -224,7 +224,7 @@ def _upstream_name(item: dict[str, Any]) -> str:
 
 def _upstream_arguments(item: dict[str, Any]) -> str:
     value = item.get(_UPSTREAM_CALLS[item["type"]][0])
-    return value if isinstance(value, str) and item["type"] == "mcp_call" else json_text(value)
+    return value if isinstance(value, str) and item["type"] == "mcp_call" else encode_json(value)
 
 
 def _upstream_end(call: str, item: dict[str, Any]) -> UpstreamCallEnded:
@@ -234,4 +234,4 @@ def _upstream_end(call: str, item: dict[str, Any]) -> UpstreamCallEnded:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json_text(value)
+    return value if isinstance(value, str) else encode_json(value)

@@ -22,7 +22,7 @@ from midstream.models.responses import (
     ToolCallRequested,
     Working,
 )
-from midstream.models.stream_json import decode_event, json_text
+from midstream.models.stream_json import decode_event, encode_json
 
 CALLS_MAX = 128
 """Calls of one response (OpenAI's own limit of tools)."""
@@ -185,7 +185,7 @@ class ChatStreamReader:
         call.signature = call.signature or _signature_in(piece.extra_content)
         arguments = piece.function.arguments
         if isinstance(arguments, dict):
-            call.arguments.append(json_text(arguments))
+            call.arguments.append(encode_json(arguments))
         elif arguments:
             call.arguments.append(arguments)
 

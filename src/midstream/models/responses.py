@@ -223,8 +223,6 @@ class ResponseBuilder:
         self._parts: list[ResponsePart] = []
         self._texts: list[str] = []
         self._joiner = TextJoiner()
-        self._half: Sequence[Delta] = ()
-        """Half a character at the end of a closed part, until `add` returns it."""
         self._kind: Literal["text", "thinking"] | None = None
         self._open: dict[str, int] = {}
         """Places of the upstream's running calls, by id."""
@@ -236,35 +234,28 @@ class ResponseBuilder:
         Raises:
             ModelForgotError: A resumed response has another text than readers have.
         """
-        deltas = self._add(event)
-        if self._half:
-            half, self._half = self._half, ()
-            return (*half, *deltas)
-        return deltas
-
-    def _add(self, event: ModelEvent) -> Sequence[Delta]:
         match event:
             case TextDelta():
                 return self._add_text("text", event.text)
             case ThinkingDelta(is_redacted=True):
-                self._close_part()
+                ending = self._close_part()
                 self._parts.append(Thinking("", storable(event.signature or ""), is_redacted=True))
+                return ending
             case ThinkingDelta():
                 deltas = self._add_text("thinking", event.text)
                 if event.signature is not None:
-                    deltas = (*deltas, *self._end_text())
-                    ending = storable(event.signature)
-                    announced = self._announce(len(self._parts), signature=ending)
-                    self._close_part(ending)
-                    return (*deltas, *announced)
+                    part, signature = len(self._parts), storable(event.signature)
+                    ending = self._close_part(signature)
+                    return (*deltas, *ending, *self._announce(part, signature=signature))
                 return deltas
             case ToolCallRequested():
-                self._close_part()
-                signature = None if event.signature is None else storable(event.signature)
+                ending = self._close_part()
                 named = (storable(event.id), storable(event.name), storable(event.arguments))
-                call = ToolCall(*named, signature=signature)
+                call = ToolCall(
+                    *named, signature=None if event.signature is None else storable(event.signature)
+                )
                 self._parts.append(call)
-                return self._announce(len(self._parts) - 1, requested=call)
+                return (*ending, *self._announce(len(self._parts) - 1, requested=call))
             case UpstreamCallStarted():
                 return self._start(start_call(event.id, event.name, event.arguments))
             case UpstreamCallEnded():
@@ -320,10 +311,14 @@ class ResponseBuilder:
         return self._finished is not None
 
     def _add_text(self, kind: Literal["text", "thinking"], piece: str) -> Sequence[Delta]:
+        ending: Sequence[Delta] = ()
         if self._kind != kind:
-            self._close_part()
+            ending = self._close_part()
             self._kind = kind
         text = self._joiner.add(piece)
+        return (*ending, *self._show_text(kind, text)) if ending else self._show_text(kind, text)
+
+    def _show_text(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
         if not text:
             return ()
         self._has_begun = True
@@ -339,10 +334,6 @@ class ResponseBuilder:
         pieces = (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
         return [Delta(*self._ids, part, kind, piece) for piece in pieces]
 
-    def _end_text(self) -> Sequence[Delta]:
-        """Return the deltas of half a character at the end of the open part, which is not completed any more."""
-        return () if self._kind is None else self._add_text(self._kind, self._joiner.end())
-
     def _start(self, call: UpstreamCall) -> Sequence[Delta]:
         if (part := self._open.get(call.id)) is not None:
             begun = self._parts[part]
@@ -351,10 +342,10 @@ class ResponseBuilder:
                 return ()
             self._parts[part] = call = replace(begun, arguments=call.arguments)
             return self._show_call(part, call)
-        self._close_part()
+        ending = self._close_part()
         part = self._open[call.id] = len(self._parts)
         self._parts.append(call)
-        return self._show_call(part, call)
+        return (*ending, *self._show_call(part, call))
 
     def _end(self, event: UpstreamCallEnded) -> Sequence[Delta]:
         part = self._open.pop(event.id, None)
@@ -366,14 +357,13 @@ class ResponseBuilder:
         is_known = any(isinstance(each, UpstreamCall) and each.id == event.id for each in self._parts)
         if is_known:
             return ()  # a call has one outcome: the first
-        self._close_part()
+        ending = self._close_part()
         call = end_call(start_call(event.id, "", ""), event.content, event.outcome)
         self._parts.append(call)
-        return self._show_call(len(self._parts) - 1, call)
+        return (*ending, *self._show_call(len(self._parts) - 1, call))
 
     def _finish(self, event: Finished) -> Sequence[Delta]:
-        self._close_part()
-        deltas: list[Delta] = []
+        deltas = [*self._close_part()]
         for part in self._open.values():
             call = self._parts[part]
             assert isinstance(call, UpstreamCall)
@@ -414,8 +404,9 @@ class ResponseBuilder:
             del self._shown[part]
         return text[len(known) :]
 
-    def _close_part(self, signature: str | None = None) -> None:
-        self._half = self._half or self._end_text()
+    def _close_part(self, signature: str | None = None) -> Sequence[Delta]:
+        """Close the open part; return the deltas of half a character at its end, which is not completed any more."""
+        ending = () if self._kind is None else self._show_text(self._kind, self._joiner.end())
         text = "".join(self._texts)
         if self._kind == "text" and text:
             self._parts.append(Text(text))
@@ -423,6 +414,7 @@ class ResponseBuilder:
             self._parts.append(Thinking(text, signature))
         self._texts.clear()
         self._kind = None
+        return ending
 
 
 def _changed_text_error() -> ModelForgotError:

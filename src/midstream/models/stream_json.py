@@ -7,6 +7,7 @@ and the next event begins with the second half. msgspec refuses such a text, and
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -41,9 +42,18 @@ def decode_event(data: bytes, decoder: msgspec.json.Decoder[_Event], called: str
         raise ModelUnavailableError(f"the server sent data that is not {called}") from error
 
 
-def json_text(value: object) -> str:
+def encode_json(value: object) -> str:
     """Return a decoded value as JSON text."""
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        return storable(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+        return joined_json(value)
+
+
+def joined_json(value: object, *, enc_hook: Callable[[object], object] | None = None) -> str:
+    """Return a value whose texts may have surrogates as JSON text, with pairs joined; see `storable`.
+
+    Args:
+        enc_hook: As msgspec's: returns a replacement for an object without a JSON form.
+    """
+    return storable(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=enc_hook))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from midstream.history.messages import File
+from midstream.history.messages import File, storable
 
 Value = Any
 """A JSON value of a provider. `Any`: providers add fields faster than types could follow."""
@@ -357,8 +357,7 @@ def _whole(found: Json) -> Json:
     try:
         msgspec.json.encode(found)
     except UnicodeEncodeError:
-        text = as_json(found).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        mended: Json = json.loads(text)
+        mended: Json = json.loads(storable(as_json(found)))
         return mended
     return found
 
