@@ -402,14 +402,15 @@ class ChatSession:
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:
         if isinstance(event.record, Gone):
             shown.end(event.record.resume_from)
-        elif is_ours:
-            pass  # a new turn: ids up to the last shown one belong to a session that was set back or deleted
-        elif shown.has(event.id) and not isinstance(event.record, PlaybackLost):
-            return
-        elif shown.may_have(event.id):
-            self._screen.note(
-                f"an earlier chat was killed while it printed event {event.id}; that event may appear twice"
-            )
+        elif (
+            not is_ours
+        ):  # the last shown event may be of a session that was set back or deleted before a new turn
+            if shown.has(event.id) and not isinstance(event.record, PlaybackLost):
+                return
+            if shown.may_have(event.id):
+                self._screen.note(
+                    f"an earlier chat was killed while it printed event {event.id}; that event may appear twice"
+                )
         shown.begin(event.id)
         if self._is_json:
             line = msgspec.json.encode({"id": event.id, "record": event.record}).decode()

@@ -381,24 +381,13 @@ class Accepting:
                     whole = await self._in_conversation(wanted.params, runner.state)
                 is_elsewhere = await sessions.is_at_other_upstream(runner)
                 if not (is_elsewhere or await self._is_in_use(runner.state, wanted)):
-                    state = runner.state
-                    comparison = self._compare(session, state, wanted, whole)
-                    usage_entry = await self._announce(runner, wanted, is_noted=is_noted)
-                    if usage_entry is None:
-                        if same := await self._wait_for_equal(wanted):
-                            return _Repeated(same)
-                        continue
                     try:
-                        live = await self._submit(
-                            runner, wanted, state, comparison=comparison, usage_entry=usage_entry
-                        )
+                        begun = await self._try_to_begin(runner, wanted, whole, is_noted=is_noted)
                     except AgentMismatchError:
                         is_elsewhere = True
                     else:
-                        if live is not None:
-                            return live
-                        if same := await self._find_repeated(wanted):
-                            return _Repeated(same)
+                        if begun is not None:
+                            return begun
                         continue
             if wanted.params.conversation:
                 raise _conversation_locked(is_elsewhere=is_elsewhere)
@@ -407,6 +396,26 @@ class Accepting:
                 True,
             )  # begin a separate session instead of stopping another client's response
         raise UnavailableError("too many other requests change this conversation: retry", retry_after_s=1.0)
+
+    async def _try_to_begin(
+        self, runner: Runner, wanted: _Wanted, whole: tuple[Entry, ...] | None, *, is_noted: bool
+    ) -> LiveResponse | _Repeated | None:
+        """Begin a response, or find that to an equal request; None if the session changed meanwhile.
+
+        Raises:
+            AgentMismatchError: A gateway with another upstream has claimed the session.
+        """
+        state = runner.state
+        comparison = self._compare(runner.session_id, state, wanted, whole)
+        usage_entry = await self._announce(runner, wanted, is_noted=is_noted)
+        if usage_entry is None:
+            same = await self._wait_for_equal(wanted)
+        else:
+            live = await self._submit(runner, wanted, state, comparison=comparison, usage_entry=usage_entry)
+            if live is not None:
+                return live
+            same = await self._find_repeated(wanted)
+        return None if same is None else _Repeated(same)
 
     async def _announce(self, runner: Runner, wanted: _Wanted, *, is_noted: bool) -> str | None:
         """Write the store entries that must precede a response, concurrently; return the name of its usage entry.
