@@ -7,7 +7,9 @@ import contextlib
 import gc
 import json
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Outcome, UserMessage
-from midstream.models.responses import TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import TextDelta, UpstreamCallEnded, UpstreamCallStarted, Working
 from midstream.testing.upstream_contract import PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents import codex_server
@@ -206,6 +208,28 @@ async def test_a_cancelled_turn_ends_its_commands(tmp_path: Path) -> None:
                 if isinstance(event, UpstreamCallStarted):
                     break
     assert peer.terminated() == [[name, "7"]]
+
+
+async def test_a_turn_that_is_cancelled_twice_ends(tmp_path: Path) -> None:
+    """A second cancellation, before a thread is free for the request, does not drop the interruption."""
+    loop, release = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(2))  # one thread waits for the next event
+    peer = CodexPeer(tmp_path)
+    peer.hang()
+    async with contextlib.aclosing(peer.upstream()) as upstream, asyncio.timeout(60):
+        answer = (await upstream.open(Setup())).send(UpstreamMessage(UserMessage.of("one")), key="k")
+        while not isinstance(await anext(answer), Working):
+            pass
+        reader = asyncio.ensure_future(anext(answer))
+        occupied = loop.run_in_executor(None, release.wait)
+        for _ in range(2):
+            for _ in range(10):  # until it waits for a thread
+                await asyncio.sleep(0)
+            reader.cancel()
+        release.set()
+        await asyncio.gather(reader, occupied, return_exceptions=True)
+        while peer.runs():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
 
 
 async def test_rules_decide_about_whole_commands_and_changes(tmp_path: Path) -> None:

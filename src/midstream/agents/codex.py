@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -403,7 +403,7 @@ class CodexThread:
                 leave.cancel_requests()
             # Any request to a stopped app server starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
-                await _wait_briefly(self._stop(handle, reading.terminals))
+                await self._end_turn(self._interrupt(handle, reading.terminals))
         if reading.failure is not None:
             raise reading.failure
         yield Marked(handle.id)
@@ -420,9 +420,15 @@ class CodexThread:
             raise ModelUnavailableError("the app server of codex was stopped")
         self._codex, self._thread = await self._upstream.open_thread(self._setup, resume=self._thread.id)
 
-    async def _stop(self, handle: sdk.AsyncTurnHandle, terminals: Mapping[str, str]) -> None:
+    async def _end_turn(self, work: Coroutine[Any, Any, None]) -> None:
+        """End a turn, and wait a limited time for it; a cancellation ends only the wait."""
+        ending = self._upstream.world.spawn(work, name="codex: end of a turn")
+        await asyncio.wait({ending}, timeout=STOP_S)
+
+    async def _interrupt(self, handle: sdk.AsyncTurnHandle, terminals: Mapping[str, str]) -> None:
         """Interrupt a turn, and end its commands, which the app server would continue in the background."""
-        await handle.interrupt()
+        with contextlib.suppress(sdk.CodexError, *_CLOSED):
+            await handle.interrupt()
         for terminal in terminals.values():
             # The package has no method for this.
             params: dict[str, Any] = {"threadId": self._thread.id, "processId": terminal}
@@ -451,8 +457,7 @@ class CodexThread:
                 return await asyncio.shield(starting)
         except asyncio.CancelledError:
             # The app server starts the turn even if no task waits.
-            ending = self._upstream.world.spawn(_interrupt_begun(starting), name="codex: end of a turn")
-            await asyncio.wait({ending}, timeout=STOP_S)  # a slow app server is interrupted later
+            await self._end_turn(_interrupt_begun(starting))
             raise
         except ModelUnavailableError as error:
             if isinstance(error.__cause__, _CLOSED):
@@ -657,12 +662,5 @@ def _server(server: ForwardedMcpServer) -> dict[str, Any]:
 
 async def _interrupt_begun(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:
     """Interrupt a turn as soon as it has begun; after its end an app server has none."""
-    with contextlib.suppress(sdk.CodexError):
+    with contextlib.suppress(sdk.CodexError, *_CLOSED):
         await (await starting).interrupt()
-
-
-async def _wait_briefly(work: Awaitable[object]) -> None:
-    """Wait a limited time for an answer whose result is not needed."""
-    with contextlib.suppress(TimeoutError, sdk.CodexError):
-        async with asyncio.timeout(STOP_S):
-            await work
