@@ -1,4 +1,4 @@
-"""Run commands concurrently: `python tools/others.py "make types" "make hooks" -- pytest -n 3`.
+"""Run commands concurrently: `python tools/beside.py "make types" "make hooks" -- pytest -n 3`.
 
 The output of the last command, after `--`, is printed while it runs. The output of each other command is printed when
 all commands have ended, before the last line of the last command. The exit code is 1 if a command failed.

@@ -23,6 +23,7 @@ from midstream.agents import codex
 from midstream.agents.codex import Codex, CodexTurn
 from midstream.agents.permission_rules import CAUTIOUS, Asking, Permission, Rules, Verdict
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamAgent, UpstreamEvent, UpstreamMessage
+from midstream.environment import World
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -228,8 +229,8 @@ async def test_a_turn_that_is_cancelled_twice_ends(tmp_path: Path) -> None:
             reader.cancel()
         release.set()
         await asyncio.gather(reader, occupied, return_exceptions=True)
-        while peer.runs():  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.01)
+        while peer.runs():
+            await World().sleep(0.01)
 
 
 async def test_rules_decide_about_whole_commands_and_changes(tmp_path: Path) -> None:

@@ -253,8 +253,8 @@ class Host:
     async def awaken(self, session_id: str) -> Runner:
         """Return a session, awake, existing or not; see `session`."""
         runner = self.awake.get(session_id)
-        if runner is not None and runner.is_stale:
-            await runner.refresh()
+        if runner is not None and runner.may_grow_elsewhere:
+            await runner.refresh()  # also during a claim: its state is older than another node's last records
         runner = self.awake.get(session_id)  # a concurrent call may have reopened it
         if runner is None or runner.has_failed:
             runner = await self._open_once(session_id)

@@ -652,9 +652,6 @@ class Connection:
             await self._caller.require(Action.SEND)
         digest = await self._unlock(request.open, is_new=is_new)
         runner = await self._host.session(self._session_id, create=is_new)
-        if request.event_id is not None and request.event_id.position > runner.newest.position:
-            await runner.refresh()  # another node may have claimed the session
-            runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
             epoch_at = await runner.events.epoch_at(request.event_id.position)
