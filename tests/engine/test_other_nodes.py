@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
+from midstream.engine import host as host_module
 from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.forwarding import Accepted, encode_answer
 from midstream.engine.host import RELEASE_WITHIN_S, Host, HostPhase
@@ -737,3 +738,20 @@ async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     )
     await places.kill(here)
     assert any(isinstance(each, TurnEnded) for each in await records_until_end(theirs, after=0))
+
+
+async def test_a_session_is_readable_while_an_outage_delays_its_claim(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ScriptedStore(places.memory)
+    here, there = await places.host([text("two")], store=store), await places.host([text("one")])
+    await run_turn_of(there, "one")
+    known = (await here.session("s")).newest
+    await places.kill(there)
+    claim = store.hold("claim")
+    sending = asyncio.ensure_future(_send_message(here, "two"))
+    await claim.was_called.wait()
+    monkeypatch.setattr(host_module, "CLAIM_S", 0.01)
+    assert (await here.session("s")).newest == known
+    claim.may_continue.set()
+    await sending

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,9 @@ RELEASE_WITHIN_S = 1.0
 """Seconds for a cut session to be released. If the store takes longer, all sessions are released when it is closed."""
 OPENING_S = 2.0
 """Seconds for sessions that are being opened while the host stops."""
+CLAIM_S = 2.0
+"""Seconds that a reader waits while this process claims the session. If an outage of the store delays the claim, the
+reader gets the last known state."""
 
 _log = logging.getLogger(__name__)
 
@@ -254,7 +258,9 @@ class Host:
         """Return a session, awake, existing or not; see `session`."""
         runner = self.awake.get(session_id)
         if runner is not None and runner.may_grow_elsewhere:
-            await runner.refresh()  # also during a claim: its state is older than another node's last records
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLAIM_S):  # during a claim, `refresh` waits for its end
+                    await runner.refresh()
         runner = self.awake.get(session_id)  # a concurrent call may have reopened it
         if runner is None or runner.has_failed:
             runner = await self._open_once(session_id)
