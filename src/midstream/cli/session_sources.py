@@ -266,6 +266,14 @@ class _Questions(Struct, frozen=True):
     questions: tuple[Question, ...]
 
 
+class _RunningTurn(Struct, frozen=True):
+    turn: int
+
+
+class _QueuedMessage(Struct, frozen=True):
+    number: int
+
+
 class SessionNow(Struct, frozen=True):
     """State of a session: the required part of a snapshot."""
 
@@ -274,6 +282,8 @@ class SessionNow(Struct, frozen=True):
     waiting_on: str
     turns: int
     last: str
+    running: _RunningTurn | None
+    queue: tuple[_QueuedMessage, ...] = ()
     is_resumable: bool = False
 
 
