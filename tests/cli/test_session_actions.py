@@ -126,10 +126,22 @@ def test_a_sub_agents_question_is_answered_through_the_parent_session(run: Run, 
         (["answer", "a", "allow", "--call", "c9"], 4, "no question about call 'c9' is open"),
         (["answer", "nowhere", "allow"], 3, "[session_not_found]"),
         (["resume", "a"], 0, "a turn runs"),
-        (["resume", "a", "--turn", "7"], 4, "turn 7 does not run in session 'a'; nothing was changed. [conflict]"),
+        (
+            ["resume", "a", "--turn", "7"],
+            4,
+            "turn 7 does not run in session 'a'; nothing was changed. [conflict]",
+        ),
         (["cancel", "nowhere"], 3, "[session_not_found]"),
-        (["cancel", "a", "--turn", "7"], 4, "turn 7 does not run in session 'a'; nothing was changed. [conflict]"),
-        (["withdraw", "a", "--number", "7"], 4, "message 7 is not queued in session 'a'; nothing was changed."),
+        (
+            ["cancel", "a", "--turn", "7"],
+            4,
+            "turn 7 does not run in session 'a'; nothing was changed. [conflict]",
+        ),
+        (
+            ["withdraw", "a", "--number", "7"],
+            4,
+            "message 7 is not queued in session 'a'; nothing was changed.",
+        ),
     ],
 )
 def test_an_error_is_reported_in_one_line(

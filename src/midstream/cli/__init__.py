@@ -133,7 +133,7 @@ class _Commands(click.Group):
         named = [(name, purpose) for name, (_, purpose) in COMMANDS.items() if name.startswith(incomplete)]
         return [*(item(name, help=purpose) for name, purpose in named), *options]
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         self.home = ctx.params["home"]
         return super().invoke(ctx)
 
