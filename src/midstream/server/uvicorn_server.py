@@ -135,7 +135,7 @@ async def serve(
             or plain text is missing.
         StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
     """
-    require_seconds("stop_within_s", stop_within_s)
+    grace_s = _grace_of(stop_within_s)
     is_local = host in LOOPBACK_NAMES
     if not is_local and not app.requires_authentication:
         raise UsageError(
@@ -154,7 +154,6 @@ async def serve(
         require_tls_files(tls)
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port) if link is None else link.listener
-    grace_s = max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
     server = _Server(
         app,
         names,
@@ -179,6 +178,12 @@ async def serve(
         if link is not None:
             await link.close()
         await app.stop(grace_s=grace_s)  # if serving ended early
+
+
+def _grace_of(stop_within_s: float) -> float:
+    """Return the seconds that work has to end in a shutdown of `stop_within_s` seconds."""
+    require_seconds("stop_within_s", stop_within_s)
+    return max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
 
 
 def require_tls_files(tls: TlsFiles) -> None:
