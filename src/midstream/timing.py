@@ -7,10 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from midstream.errors import UsageError
-
-WAIT_S_MAX = 366 * 24 * 3600.0
-"""Seconds of the longest time limit that can be set for a call or for a person's answer."""
+from midstream.number_checks import WAIT_S_MAX, require_seconds
 
 
 class StalledOn(StrEnum):
@@ -29,7 +26,7 @@ class Deadline(Struct, frozen=True, gc=False, order=True):
 
 
 class StallBudgets(Struct, frozen=True, gc=False):
-    """Limits of silence in seconds, for reports and for cuts.
+    """Limits of silence in seconds, for reports and for cuts. A silence with an infinite budget is never reported.
 
     Args:
         first_token_s: After this time, and each doubling of it, a silence is reported to readers, log and callback.
@@ -39,7 +36,7 @@ class StallBudgets(Struct, frozen=True, gc=False):
         upstream_tool_max_s: After this time a model call is cut while its upstream runs a tool.
 
     Raises:
-        UsageError: A budget is not positive, or a limit is not finite: a turn must not wait for ever.
+        UsageError: A budget is not positive, or a limit is longer than 366 days: a turn must not wait for ever.
     """
 
     first_token_s: float = 30.0
@@ -50,13 +47,9 @@ class StallBudgets(Struct, frozen=True, gc=False):
     upstream_tool_max_s: float = 600.0
 
     def __post_init__(self) -> None:
-        limits = (self.first_token_max_s, self.between_tokens_max_s, self.upstream_tool_max_s)
-        if not all(each > 0 for each in (self.first_token_s, self.between_tokens_s, self.tool_s)):
-            raise UsageError(
-                "a budget for silence is a positive number of seconds (infinite: never reported)"
-            )
-        if not all(0 < each < math.inf for each in limits):
-            raise UsageError("a limit for silence is a positive, finite number of seconds")
+        for name in self.__struct_fields__:
+            most = WAIT_S_MAX if name.endswith("_max_s") else math.inf
+            require_seconds(name, getattr(self, name), is_positive=True, most=most)
 
     def of(self, waiting_for: StalledOn) -> tuple[float, float | None]:
         """Return the seconds until a silence is reported, and until it is cut (None: not by the watchdog)."""

@@ -31,7 +31,7 @@ LIMITS = SilenceLimits()
 
 def test_budgets_are_positive_and_finite() -> None:
     for wrong in (0.0, -1.0, float("nan"), float("inf"), 2.0**31):
-        with pytest.raises(UsageError, match="idle_s is a number of seconds"):
+        with pytest.raises(UsageError, match="`idle_s` is "):
             SilenceLimits(idle_s=wrong)
 
 

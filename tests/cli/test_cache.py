@@ -163,4 +163,4 @@ def test_an_invalid_request_is_refused(run: Run, tmp_path: Path) -> None:
 
     done = run("cache", "--diff", path, path)
     assert (done.exit_code, f"{str(path)!r} does not contain a request" in done.stderr) == (2, True)
-    assert run("cache", "--diff", path, tmp_path / "missing").exit_code == 2
+    assert run("cache", "--diff", path, tmp_path / "missing").exit_code == 3

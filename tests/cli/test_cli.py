@@ -93,6 +93,17 @@ def test_a_bug_is_one_line_and_no_traceback(
     assert "Traceback" in (tmp_path / "crash.log").read_text()
 
 
+def test_the_traceback_of_a_bug_is_stored_below_the_chosen_home(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(COMMANDS, "sessions", ("midstream.cli:no_such_name", "Broken."))
+    chosen = tmp_path / "chosen"
+    done = run("--home", chosen, "sessions", "list")
+    assert (done.exit_code, str(chosen / "crash.log") in done.stderr) == (1, True)
+    assert "Traceback" in (chosen / "crash.log").read_text()
+    assert not (tmp_path / "crash.log").exists()
+
+
 def test_a_home_folder_that_cannot_be_created_is_not_a_bug(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run("--home", str(tmp_path / "file" / "home"), "serve", "examples.hello:agent", "--port", "0")

@@ -34,6 +34,14 @@ def test_no_line_is_wider_than_the_screen(width: int) -> None:
     assert max(map(width_of, lines)) <= width
 
 
+def test_a_store_has_records_in_sessions() -> None:
+    found = LocatedFinding("journal-gap", "records are missing", "cut", message=7)
+    report = HistoryReport("x.db", Status.LOSSY, "midstream", "any", 1000, 3, (found,))
+    _, about, place, _ = report_lines(report, PLAIN, 80, limit=1)
+    assert about.strip() == "midstream for any, 1,000 records in 3 sessions, 1 finding"
+    assert place.strip() == "record 7: journal-gap: records are missing"
+
+
 def test_a_summary_has_counts_with_singular_and_plural() -> None:
     assert summary({Status.CLEAN: 1}) == "1 history: 1 clean."
     assert summary({Status.CLEAN: 2, Status.MISSING: 1}) == "3 histories: 2 clean, 1 missing."

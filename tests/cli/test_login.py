@@ -41,6 +41,24 @@ def test_a_link_and_a_token_give_access_to_a_closed_server(run: Run, tmp_path: P
         assert server.listening["page"] == f"{server.url}/"
 
 
-def test_a_missing_key_is_reported(run: Run) -> None:
+def test_a_missing_token_is_reported(run: Run) -> None:
     done = run("token", "https://agents.example")
     assert (done.exit_code, done.stdout, "[unauthorized]" in done.stderr) == (1, "", True)
+
+
+def test_a_server_without_authentication_needs_no_token(run: Run, tmp_path: Path) -> None:
+    with Serving(tmp_path, options=["--no-auth"]) as server:
+        for command in (["token"], ["login"], ["access", "list", "--url"]):
+            done = run(*command, server.url)
+            assert (done.exit_code, done.stdout) == (3, "")
+            assert (
+                "runs without authentication (--no-auth). Use it without a token or a login." in done.stderr
+            )
+
+
+def test_a_server_of_this_machine_with_a_token_file_requires_its_token(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"{'t' * 40} alice\n")
+    (tmp_path / "tokens").chmod(0o600)
+    with Serving(tmp_path, options=["--token-file", str(tmp_path / "tokens")]) as server:
+        done = run("token", server.url)
+        assert (done.exit_code, "Set MIDSTREAM_TOKEN=" in done.stderr) == (1, True)

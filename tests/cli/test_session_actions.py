@@ -126,7 +126,22 @@ def test_a_sub_agents_question_is_answered_through_the_parent_session(run: Run, 
         (["answer", "a", "allow", "--call", "c9"], 4, "no question about call 'c9' is open"),
         (["answer", "nowhere", "allow"], 3, "[session_not_found]"),
         (["resume", "a"], 0, "a turn runs"),
+        (
+            ["resume", "a", "--turn", "7"],
+            4,
+            "turn 7 does not run in session 'a'; nothing was changed. [conflict]",
+        ),
         (["cancel", "nowhere"], 3, "[session_not_found]"),
+        (
+            ["cancel", "a", "--turn", "7"],
+            4,
+            "turn 7 does not run in session 'a'; nothing was changed. [conflict]",
+        ),
+        (
+            ["withdraw", "a", "--number", "7"],
+            4,
+            "message 7 is not queued in session 'a'; nothing was changed.",
+        ),
     ],
 )
 def test_an_error_is_reported_in_one_line(
@@ -145,6 +160,9 @@ def test_a_waiting_message_is_withdrawn_and_the_turn_cancelled(run: Run, server:
     assert (result["session"], result["is_running"]) == ("a", True)
     stopped = run("sessions", "cancel", "a", "--turn", "1", "--json", "--url", server.url)
     assert [result["is_running"] for result in lines(stopped.stdout)] == [False]
+    for late in (["withdraw", "a", "--number", "1"], ["cancel", "a", "--turn", "1"]):
+        again = run("sessions", *late, "--url", server.url)
+        assert (again.exit_code, "nothing was changed" in again.stderr, again.stdout) == (4, True, "")
     shown = run("sessions", "show", "a", "--store", server.store).stdout
     assert "~ message 1 was withdrawn" in shown
     assert "You said" not in shown

@@ -125,6 +125,8 @@ def test_decisions_have_several_forms(
         {"type": "edit", "args": {"action": "keep", "args": {"what": "wood"}}},
         {},
         {"decisions": []},
+        "happened",
+        {"decisions": [{"type": "happened", "message": "I saw it"}]},
     ],
 )
 def test_an_invalid_decision_is_refused(value: object) -> None:

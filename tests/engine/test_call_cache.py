@@ -94,6 +94,21 @@ async def test_an_interrupted_call_is_in_doubt_in_this_process_and_in_the_next()
         assert (known.result.content, known.result.outcome) == (UNKNOWN_CONTENT, Outcome.UNKNOWN)
 
 
+@spec("DRIVEN-8")
+async def test_of_equal_calls_that_start_together_one_runs_and_the_other_gets_its_outcome() -> None:
+    first = book(Memory())
+    assert first.run is None
+    first.run = await first.begin_run("t")
+    starting = [asyncio.create_task(first.call("t", CALL, plan())) for _ in range(2)]
+    done, (waiting,) = await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+    (started,) = [each.result() for each in done]
+    assert isinstance(started, CallContext)
+    await first.finish(started, ToolResult("a", "1"))
+    known = await waiting
+    assert isinstance(known, CallEnded)
+    assert known.result.content == "1"
+
+
 async def test_a_policy_reruns_a_call_at_most_twice() -> None:
     memory = Memory()
     runs = []

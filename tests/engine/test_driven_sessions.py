@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -18,6 +19,7 @@ from midstream.errors import (
     SessionBusyError,
     StoreDamagedError,
     StoreFullError,
+    StreamReusedError,
     UnavailableError,
     UsageError,
 )
@@ -218,6 +220,22 @@ async def test_a_failed_first_append_leaves_nothing_behind() -> None:
         await driver.begin("s", GO)
     assert await stored(memory) == []
     assert (await driver.begin("s", GO)).number == 1
+
+
+@pytest.mark.parametrize("key", [5, None, "\ud800"])
+async def test_a_key_that_cannot_be_stored_is_refused_by_its_name(key: object) -> None:
+    driver = Driver("test", MemoryStore())
+    with pytest.raises(UsageError, match="`key` is "):
+        await driver.begin("s", GO, key=cast(str, key), digest="d")
+    assert (await driver.begin("s", GO)).number == 1
+
+
+async def test_a_key_of_another_message_is_refused_by_its_name() -> None:
+    driver = Driver("test", MemoryStore())
+    await driver.begin("s", GO, key="k", digest="d")
+    driver.leave("s")
+    with pytest.raises(StreamReusedError, match="`key` 'k' was used for another message of session 's'"):
+        await driver.begin("s", GO, key="k", digest="other")
 
 
 @spec("DRIVEN-3")

@@ -154,7 +154,7 @@ async def approvals(play: GuidePlay) -> FinalState:
         stored = waiting.read_text()
         async with names["payments"].turn(SESSION, key="m1"):
             history = ModelMessagesTypeAdapter.validate_json(stored)
-            approved = {call.tool_call_id: True for call in history[-1].tool_calls}  # type: ignore[union-attr]
+            approved = dict.fromkeys(names["waiting_calls"](history), True)
             results = names["DeferredToolResults"](approvals=approved)
             result = await cashier.run(message_history=history, deferred_tool_results=results)
         if not isinstance(result.output, DeferredToolRequests):

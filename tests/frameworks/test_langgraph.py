@@ -267,6 +267,29 @@ async def test_a_result_that_is_not_a_message_is_not_stored_and_reported() -> No
     assert "is not a message" in ended.result.content
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_calls_of_one_message_with_one_id_and_other_arguments_run_once_each(is_cut: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+    ran: list[str] = []
+
+    @tool
+    async def act(name: str) -> str:
+        """Act."""
+        ran.append(name)
+        if name == "b" and is_cut:
+            raise asyncio.CancelledError  # the state after the death of a process: no outcome
+        return f"result of {name}"
+
+    graph = Graph(act, calls=[new_tool_call("act", "1", name=name) for name in ("a", "b", "c", "a")])
+    if is_cut:
+        with pytest.raises(NodeCancelledError):
+            await graph.run(GO)
+        graph.start_process()
+    messages = await graph.run(None if is_cut else GO)
+    assert messages[-1].content == "done"
+    assert len({*ran}) == len(ran)
+    assert is_cut or sorted(ran) == ["a", "b", "c"]
+
+
 async def test_other_arguments_and_a_missing_thread_are_refused() -> None:
     notes: list[str] = []
 

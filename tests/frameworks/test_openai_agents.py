@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("agents.testing", reason="the SDK is in its own environment: `make contract`")
 
-from agents import Agent, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
+from agents import Agent, ModelResponse, Runner, ToolOutputImage, Usage, function_tool, set_tracing_disabled
 from agents.models.interface import Model
 from agents.testing import assistant_message, function_call
 from openai.types.responses import ResponseTextDeltaEvent
@@ -24,6 +24,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.tools.function_tools import current_call
 
 set_tracing_disabled(True)
+IMAGE = "data:image/png;base64,AA=="
 
 
 class TwoCallModel(Model):
@@ -176,3 +177,22 @@ async def test_a_loop_that_requests_more_after_the_end_is_refused() -> None:
         await Runner.run(agent, "go")
         with pytest.raises(UsageError, match="is over"):
             await Runner.run(agent, "go")
+
+
+async def test_an_image_of_an_abandoned_turn_is_still_an_image() -> None:
+    lab = Lab()
+    durable, _ = lab.agent()
+
+    @function_tool
+    async def act(name: str) -> Any:
+        """Act."""
+        lab.model.error = ConnectionError("gone")  # of the next request
+        return ToolOutputImage(image_url=IMAGE) if name == "a" else [name]
+
+    agent = Agent(name="agent", model=durable.model(lab.model), tools=durable.tools([act]))
+    with pytest.raises(ConnectionError):
+        async with durable.turn("s", "go", key="k"):
+            await Runner.run(agent, "go")
+    outputs = [each["output"] for each in await durable.abandon("s") if "output" in each]
+    assert outputs == [[{"type": "input_image", "image_url": IMAGE}], "['b']"]
+    await durable.close()

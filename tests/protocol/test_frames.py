@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 from midstream.history.messages import File, Outcome, Text, ToolResult
+from midstream.number_checks import WAIT_S_MAX
 from midstream.protocol import frames
 from midstream.protocol.frames import (
     EVENT_NUMBER_MAX,
@@ -37,7 +38,6 @@ from midstream.protocol.frames import (
 )
 from midstream.session.calls import Choice
 from midstream.session.turn.commands import WhenBusy
-from midstream.timing import WAIT_S_MAX
 from tests.spec import spec
 
 RAW = msgspec.Raw(b'{"a":1}')

@@ -120,3 +120,11 @@ async def test_tools_of_the_editors_mcp_servers_belong_to_its_session(editor: Ed
     sse = SseMcpServer(type="sse", name="far", url="http://127.0.0.1:1", headers=[])
     with pytest.raises(RequestError, match="not supported"):
         await editor.connection.new_session(cwd="/", mcp_servers=[sse])
+
+
+async def test_an_empty_prompt_has_invalid_parameters(editor: Editor) -> None:
+    session = await editor.new()
+    with pytest.raises(RequestError, match="at least one content block") as refused:
+        await editor.prompt(session, [])
+    assert refused.value.code == -32602
+    assert (await editor.prompt(session, "hello")).stop_reason == "end_turn"

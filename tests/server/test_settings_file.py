@@ -66,8 +66,8 @@ def test_a_missing_setting_has_its_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"heartbeat_s = 0", "heartbeats are 0.1 to 300 seconds apart"),
-        (b"heartbeat_s = nan", "heartbeats are"),
+        (b"heartbeat_s = 0", "`heartbeat_s` is 0.0; expected 0.1 to 300 seconds"),
+        (b"heartbeat_s = nan", "`heartbeat_s` is nan"),
         (b"heartbeats = 3", "unknown field `heartbeats`"),
         (b'heartbeat_s = "10"', "Expected `float`, got `str`"),
         (b"heartbeat_s = ", "Invalid value"),

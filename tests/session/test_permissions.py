@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from midstream.errors import UsageError
+from midstream.number_checks import WAIT_S_MAX
 from midstream.session.permissions import Allowed, Ask, Permission
-from midstream.timing import WAIT_S_MAX
 from tests.spec import spec
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Self, cast
@@ -18,8 +17,9 @@ from msgspec import Struct
 
 from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
 from midstream.environment import World
-from midstream.errors import ModelError, ModelStalledError, UpstreamFailedError, UsageError
+from midstream.errors import ModelError, ModelStalledError, UpstreamFailedError
 from midstream.models.responses import Finished, KeepAlive, UpstreamCallEnded, UpstreamCallStarted, Working
+from midstream.number_checks import require_seconds
 from midstream.session.permissions import Ask, Decision, Permission, Person
 
 EVENTS_MAX = 64
@@ -53,9 +53,7 @@ class SilenceLimits(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 0 < value <= SILENCE_MAX_S):
-                raise UsageError(f"{name} is a number of seconds up to {SILENCE_MAX_S:.0f}, not {value!r}")
+            require_seconds(name, getattr(self, name), most=SILENCE_MAX_S, is_positive=True)
 
 
 class PermissionRequests:

@@ -16,6 +16,7 @@ import msgspec
 from midstream.environment import World
 from midstream.errors import EntryMovedError
 from midstream.extras import extra
+from midstream.number_checks import require_number
 from midstream.store.contract import KeyValue, KeyValueEntry
 
 with extra("claude"):
@@ -64,6 +65,8 @@ class KeyValueSessions(SessionStore):
     """
 
     def __init__(self, kv: KeyValue, *, kept_days: float | None = KEPT_DAYS, world: World = World()) -> None:
+        if kept_days is not None:
+            require_number("kept_days", kept_days, "days")
         self._kv = kv
         self._kept_days = kept_days
         self._world = world

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -62,7 +63,6 @@ from midstream.errors import (
     ModelRestartedError,
     UpstreamFailedError,
     UpstreamMismatchError,
-    UsageError,
 )
 from midstream.history.messages import Finish
 from midstream.models.fingerprint import Chain, ConversationDigest, Outline
@@ -80,6 +80,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.number_checks import require_count, require_number, require_seconds
 from midstream.observability.debug_output import show_enabled_lines
 from midstream.store.contract import KeyValue, Store
 from midstream.store.memory import MemoryKeyValue
@@ -133,10 +134,13 @@ class PoolLimits(Struct, frozen=True):
     memory_mib_max: float | None = None
 
     def __post_init__(self) -> None:
-        limits = (self.live_max, self.records_max, self.wait_s, self.record_age_max_s)
-        optional = (self.rest_s, self.memory_mib_max)
-        if not all(each > 0 for each in (*limits, *(each for each in optional if each is not None))):
-            raise UsageError("the limits of a pool must be positive numbers")
+        require_count("live_max", self.live_max, least=1)
+        require_count("records_max", self.records_max, least=1)
+        for name in ("rest_s", "wait_s", "record_age_max_s"):
+            if (seconds := getattr(self, name)) is not None or name != "rest_s":
+                require_seconds(name, seconds, most=math.inf, is_positive=True)
+        if self.memory_mib_max is not None:
+            require_number("memory_mib_max", self.memory_mib_max, "MiB", is_positive=True)
 
 
 class Pooled(StoredModel):

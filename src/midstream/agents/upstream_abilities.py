@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
+
+from midstream.number_checks import require_seconds
 
 
 class Abilities(Struct, frozen=True):
@@ -38,3 +42,6 @@ class Abilities(Struct, frozen=True):
     has_process: bool = False
     rest_s: float = 300.0
     grants: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        require_seconds("rest_s", self.rest_s, most=math.inf)

@@ -105,6 +105,9 @@ class Invocation:
 class _Commands(click.Group):
     """Command group with lazy imports and one-line errors."""
 
+    home: Path | None = None
+    """The value of --home in this invocation."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(COMMANDS)
 
@@ -130,6 +133,10 @@ class _Commands(click.Group):
         named = [(name, purpose) for name, (_, purpose) in COMMANDS.items() if name.startswith(incomplete)]
         return [*(item(name, help=purpose) for name, purpose in named), *options]
 
+    def invoke(self, ctx: click.Context) -> object:
+        self.home = ctx.params["home"]
+        return super().invoke(ctx)
+
     def main(  # type: ignore[override]  # click writes it as overloads
         self,
         args: Sequence[str] | None = None,
@@ -138,12 +145,13 @@ class _Commands(click.Group):
         standalone_mode: bool = True,  # noqa: FBT001, FBT002 - click's signature
         **extra: object,
     ) -> object:
+        self.home = None
         run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
-        return sys.exit(_exit_code(run)) if standalone_mode else run()
+        return sys.exit(_exit_code(run, self)) if standalone_mode else run()
 
 
-def _exit_code(command: Callable[[], object]) -> int:
-    """Run a command; print an error in one line; return the exit code."""
+def _exit_code(command: Callable[[], object], group: _Commands) -> int:
+    """Run a command of a group; print an error in one line; return the exit code."""
     try:
         code = command()
         return code if isinstance(code, int) else 0
@@ -159,9 +167,9 @@ def _exit_code(command: Callable[[], object]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except OSError as error:
-        return _refuse(*of_system(error, Paths.find().state))
+        return _refuse(*of_system(error, Paths.find(group.home).state))
     except Exception as error:  # noqa: BLE001 - the top of the process
-        return _refuse(*of_bug(error, Paths.find().state))
+        return _refuse(*of_bug(error, Paths.find(group.home).state))
 
 
 def _refuse(line: str, code: int) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from midstream.cli.input_file import InputFile
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.session_options import server_options
 from midstream.cli.session_sources import IssuedCredential, ServerSource
@@ -99,7 +100,7 @@ def add(
 
 
 @access.command("hash")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=InputFile())
 @json_option("Print one JSON object.")
 def hash_tokens(file: Path, output: Output) -> None:
     """Replace the tokens in FILE by their digests. The tokens, and all logins with them, stay valid."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from midstream.cli import Invocation
+from midstream.cli.input_file import InputFile
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.status_line import StatusLine
 from midstream.environment import World
@@ -54,7 +55,7 @@ def backup(
 
 
 @click.command()
-@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("source", type=InputFile())
 @click.option(
     "--store",
     metavar="FILE",

@@ -11,6 +11,7 @@ import msgspec
 from midstream.agents.cache_use import TurnCost, turn_costs
 from midstream.agents.prefix_difference import first_difference
 from midstream.cli.exits import VERIFICATION
+from midstream.cli.input_file import InputFile
 from midstream.cli.output import Output, one_line
 from midstream.cli.session_options import complete, source_options
 from midstream.cli.session_sources import Source, resolve
@@ -31,7 +32,7 @@ _COSTLY = {"divergence", "rebase", "tools-changed"}
     "requests",
     nargs=2,
     metavar="BEFORE AFTER",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=InputFile(),
     help="Compare two recorded requests (files with their JSON bodies) instead.",
 )
 @source_options

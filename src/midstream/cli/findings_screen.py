@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from midstream.cli.status_line import StatusLine
 from midstream.cli.terminal import Ink, clean, shorten, width_of
-from midstream.doctor.findings import HistoryReport, LocatedFinding, Status
+from midstream.doctor import journals
+from midstream.doctor.findings import JOURNAL, HistoryReport, LocatedFinding, Status
 from midstream.doctor.installation import Check, CheckResult
 from midstream.environment import World
 
@@ -44,9 +45,10 @@ def report_lines(report: HistoryReport, ink: Ink, width: int, *, limit: int) -> 
 
 
 def _about(report: HistoryReport) -> str:
-    talks = f" in {report.conversations} conversations" if report.conversations > 1 else ""
+    parts, whole = ("record", "sessions") if report.format == JOURNAL else ("message", "conversations")
+    talks = f" in {report.conversations} {whole}" if report.conversations > 1 else ""
     found = f", {_count(len(report.findings), 'finding')}" if report.findings else ""
-    return f"{report.format} for {report.profile}, {_count(report.messages, 'message')}{talks}{found}"
+    return f"{report.format} for {report.profile}, {_count(report.messages, parts)}{talks}{found}"
 
 
 def _finding_lines(found: LocatedFinding, ink: Ink, width: int) -> Iterator[str]:
@@ -63,7 +65,7 @@ def _place(found: LocatedFinding) -> str:
     if found.line:
         places.append(f"line {found.line}")
     if found.message >= 0:
-        places.append(f"message {found.message}")
+        places.append(f"{'record' if found.code in journals.LOST else 'message'} {found.message}")
     if found.part >= 0:
         places.append(f"part {found.part}")
     return ", ".join(places) or "the whole"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import click
 
 from midstream.cli import Invocation
 from midstream.cli.session_options import url_argument
 from midstream.cli.session_sources import ServerSource
 from midstream.errors import UnauthorizedError
-from midstream.local_keys import headers_for
+from midstream.local_keys import headers_for, is_loopback
 
 
 @click.command(short_help="Print a one-time login link for a browser.")
@@ -29,7 +31,7 @@ def token(invocation: Invocation, url: str) -> None:
     """
     shown = headers_for(url, invocation.places)
     if not shown:
-        raise UnauthorizedError(
-            f"the program at {url!r} is no server of this user: it may belong to another user"
-        )
+        if is_loopback(urlsplit(url).hostname or ""):
+            ServerSource(url).credentials()  # raises the reason
+        raise UnauthorizedError(f"this user has no token for {url!r}; request one from its operator")
     click.echo(shown["authorization"].removeprefix("Bearer "))

@@ -12,11 +12,11 @@ from midstream.cli import Invocation
 from midstream.cli.output import Output, one_line
 from midstream.cli.prompts import answer_command, question_lines
 from midstream.cli.session_options import complete, server_options, source_options
-from midstream.cli.session_sources import ServerSource, Source, resolve
+from midstream.cli.session_sources import ServerSource, SessionNow, Source, resolve
 from midstream.cli.terminal import Ink, columns
 from midstream.cli.transcript import INDENT
 from midstream.cli.visible_text import reveal_line
-from midstream.errors import QuestionClosedError, UsageError
+from midstream.errors import ConflictError, QuestionClosedError, UsageError
 from midstream.protocol.frames import AnswerPayload, encode
 from midstream.session.calls import Choice
 from midstream.session.questions import Question
@@ -125,12 +125,31 @@ def _command(name: str, option: str, meaning: str, purpose: str) -> click.Comman
     @server_options
     def command(session: str, number: int | None, source: ServerSource, output: Output) -> None:
         found = resolve(source, session).id
+        if number is not None:
+            _refuse_other(source.snapshot(found), found, name, number)
         result = source.send_command(found, name, number=None if number is None else (option, number))
         output.print_json({"session": found, **msgspec.to_builtins(result)})
         state = "a turn runs" if result.is_running else "no turn runs"
         click.echo(f"{one_line(found)}: {state} after event {result.event_id}.", err=True)
 
     return command
+
+
+def _refuse_other(now: SessionNow, session: str, what: str, number: int) -> None:
+    """Refuse a command for a message that is not queued, or for another turn than the running one.
+
+    Raises:
+        ConflictError: The server would ignore the command.
+    """
+    running = now.running.turn if now.running else None
+    if what == "withdraw":
+        is_found, named = number in {each.number for each in now.queue}, f"message {number} is not queued"
+    else:
+        is_found, named = number == running, f"turn {number} does not run"
+    if what == "resume" and running is None:
+        return  # the server refuses another turn than the last one
+    if not is_found:
+        raise ConflictError(f"{named} in session {session!r}; nothing was changed")
 
 
 COMMANDS = (

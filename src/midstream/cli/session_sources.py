@@ -266,6 +266,14 @@ class _Questions(Struct, frozen=True):
     questions: tuple[Question, ...]
 
 
+class _RunningTurn(Struct, frozen=True):
+    turn: int
+
+
+class _QueuedMessage(Struct, frozen=True):
+    number: int
+
+
 class SessionNow(Struct, frozen=True):
     """State of a session: the required part of a snapshot."""
 
@@ -274,6 +282,8 @@ class SessionNow(Struct, frozen=True):
     waiting_on: str
     turns: int
     last: str
+    running: _RunningTurn | None
+    queue: tuple[_QueuedMessage, ...] = ()
     is_resumable: bool = False
 
 
@@ -411,17 +421,19 @@ class ServerSource(Source):
         """Return a one-time login code for a browser.
 
         Raises:
+            NotFoundError: The server runs without authentication.
             UnauthorizedError: The server does not accept the credentials of this user.
         """
-        return self._read(self._request("POST", "/v1/login-links").read(), _Issued).token
+        return self._read(self._request_access("POST", "/v1/login-links"), _Issued).token
 
     def credentials(self) -> IssuedCredentials:
         """Return the credentials that this user's principal may revoke.
 
         Raises:
+            NotFoundError: The server runs without authentication.
             UnauthorizedError: The server does not accept the credentials of this user.
         """
-        return self._read(self._request_access("GET"), IssuedCredentials)
+        return self._read(self._request_access("GET", "/v1/access"), IssuedCredentials)
 
     def revoke(self, credential: str) -> int:
         """Revoke a credential with all derived ones; return the number.
@@ -443,14 +455,15 @@ class ServerSource(Source):
             AccessError: Only an operator may revoke those of another principal.
         """
         query = "" if principal is None else f"?principal={quote(principal, safe='')}"
-        return self._read(self._request_access("DELETE", query), _Count).count
+        return self._read(self._request_access("DELETE", f"/v1/access{query}"), _Count).count
 
-    def _request_access(self, method: str, query: str = "") -> bytes:
+    def _request_access(self, method: str, path: str) -> bytes:
         try:
-            return self._request(method, f"/v1/access{query}").read()
+            return self._request(method, path).read()
         except NotFoundError as error:
             raise NotFoundError(
-                f"the server at {self.url} issues no credentials: it runs without authentication (--no-auth)"
+                f"the server at {self.url} issues no credentials: it runs without authentication (--no-auth). "
+                "Use it without a token or a login"
             ) from error
 
     def greet(self) -> None:

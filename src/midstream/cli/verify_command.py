@@ -12,6 +12,7 @@ import click
 
 from midstream.cli import Invocation
 from midstream.cli.exits import VERIFICATION
+from midstream.cli.input_file import InputFile
 from midstream.cli.key_option import key_file_option
 from midstream.cli.output import Output, json_option, one_line
 from midstream.environment import World
@@ -44,7 +45,7 @@ CALLED = "the checkpoint"
 @click.option(
     "--against",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=InputFile(),
     help="Compare the journals with this checkpoint of an earlier run.",
 )
 @click.option(

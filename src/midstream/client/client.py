@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -50,6 +51,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import UserMessage
+from midstream.number_checks import require_seconds
 from midstream.paths import Paths
 from midstream.protocol.answer_text import AnswerText
 from midstream.protocol.checkpoint import Forgotten
@@ -470,11 +472,12 @@ class Client:
 
         Raises:
             StoreDamagedError: The state file cannot be read. Nothing was sent.
-            UsageError: Others may read the file of secrets. Nothing was sent.
+            UsageError: Others may read the file of secrets, or `look_back_s` is negative. Nothing was sent.
         """
         if not self.settings.is_recovery_on:
             return []
         look_back_s = self.settings.look_back_s if look_back_s is None else look_back_s
+        require_seconds("look_back_s", look_back_s, most=math.inf)
         interrupted: list[InterruptedTurn] = []
         attached = {attachment.stream.stream for attachment in self._attachments}
         now = self._world.now()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import TypeVar
 
 from msgspec import Struct
 
 from midstream.errors import UsageError
+from midstream.number_checks import require_seconds
 from midstream.protocol.client_stream import STALL_AFTER_S
 from midstream.protocol.stream_settings import LOOK_BACK_S_MAX
 from midstream.session.turn.states import LOOK_BACK_S
@@ -37,12 +39,9 @@ class ClientSettings(Struct, frozen=True, forbid_unknown_fields=True):
     stall_after_s: float = STALL_AFTER_S
 
     def __post_init__(self) -> None:
-        if not 0 <= self.look_back_s <= LOOK_BACK_S_MAX:
-            raise UsageError(f"`look_back_s` must be 0 to {LOOK_BACK_S_MAX:g}")
-        if not self.patience_s >= 0:
-            raise UsageError("`patience_s` must be at least 0")
-        if not self.stall_after_s > 0:
-            raise UsageError("`stall_after_s` must be above 0")
+        require_seconds("look_back_s", self.look_back_s, most=LOOK_BACK_S_MAX)
+        require_seconds("patience_s", self.patience_s, most=math.inf)
+        require_seconds("stall_after_s", self.stall_after_s, most=math.inf, is_positive=True)
 
 
 def parse_option(kind: type[Option], name: str) -> Option:

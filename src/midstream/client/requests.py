@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
@@ -14,7 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from midstream.client.transports import refusal_of, session_path
-from midstream.errors import ConnectionLostError, ProtocolError, UsageError
+from midstream.errors import ConnectionLostError, ProtocolError
+from midstream.number_checks import require_seconds
 from midstream.session.questions import Question
 from midstream.session.records import OPEN_STATUSES
 
@@ -79,12 +79,11 @@ async def create_viewer_token(url: str, session: str, for_s: float, headers: Map
     """Return a viewer token that permits reading a session for `for_s` seconds.
 
     Raises:
-        UsageError: `for_s` is not above 0, or infinite.
+        UsageError: `for_s` is not above 0, or longer than 366 days.
         ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
-    if not 0 < for_s < math.inf:
-        raise UsageError(f"`for_s` is {for_s}; expected seconds above 0")
+    require_seconds("for_s", for_s, is_positive=True)
     wish = msgspec.json.encode({"for_s": for_s})
     path = f"{session_path(session)}/viewers"
     body = await asyncio.to_thread(partial(_request, "POST", url, path, headers, wish))

@@ -316,6 +316,10 @@ def _answer(question: Question, value: object) -> Answer:
         return Answer(
             question.ref, question.digest, Choice.RERUN if decision == "yes" else Choice.SKIP, words
         )
+    if decision == Choice.HAPPENED.value:
+        raise AnswerMismatchError(
+            "`happened` answers a call in doubt, and this call has not started: approve or reject it"
+        )
     choice = Choice.ALLOW if decision == "yes" else Choice.DENY
     return Answer(question.ref, question.digest, choice, words, arguments if choice is Choice.ALLOW else None)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +20,7 @@ from midstream.dialects import request_digests
 from midstream.dialects.opaque_tokens import pack
 from midstream.errors import MalformedFrameError, UsageError
 from midstream.json_depth import require_shallow_text
+from midstream.number_checks import require_seconds
 from midstream.session.calls import Choice, QuestionKind
 from midstream.session.questions import Question
 from midstream.session.turn.commands import Answer
@@ -108,9 +108,7 @@ class McpOptions(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for option in ("stream_s", "retry_s", "task_after_s"):
-            seconds: float = getattr(self, option)
-            if not 0 <= seconds < math.inf:
-                raise UsageError(f"`{option}` is {seconds}; expected a number of seconds")
+            require_seconds(option, getattr(self, option))
         names = [ASK.name, *(each.name for each in self.tools)]
         if len({*names}) < len(names):
             raise UsageError(f"several tools for MCP have the same name: {', '.join(names)}")

@@ -13,9 +13,13 @@ from typing import Literal
 from msgspec import Struct
 
 from midstream.history.messages import Usage
+from midstream.number_checks import require_number
 
 MILLION = 1_000_000
 By = Literal["user", "model", "day"]
+
+PRICE_MAX = 1e12
+"""Greatest price of a million tokens, in any currency."""
 
 
 class Prices(Struct, frozen=True):
@@ -23,11 +27,19 @@ class Prices(Struct, frozen=True):
 
     Args:
         cached_input: Price of cached input; None for the price of other input.
+
+    Raises:
+        UsageError: A price is negative, or no finite number.
     """
 
     input: float
     output: float
     cached_input: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if (price := getattr(self, name)) is not None or name != "cached_input":
+                require_number(name, price, "for a million tokens", most=PRICE_MAX)
 
     def cost_of(self, usage: Usage) -> float:
         """Return the cost of tokens."""

@@ -59,8 +59,15 @@ class LocatedFinding(Struct, frozen=True):
     """The file, if a history has several."""
 
 
+JOURNAL = "midstream"
+"""Format of midstream's own stores and exports."""
+
+
 class HistoryReport(Struct, frozen=True):
-    """Results found in one history. `format` is the file's, `profile` the applied rules."""
+    """Results found in one history. `format` is the file's, `profile` the applied rules.
+
+    Of midstream's own journals, `messages` is the number of records, and `conversations` that of sessions.
+    """
 
     path: str
     status: Status

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from midstream.doctor import sqlite_files
 from midstream.doctor.file_writing import Written, copy_of, make_whole
-from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, finding_of, status_of
+from midstream.doctor.findings import JOURNAL, HistoryReport, LocatedFinding, finding, finding_of, status_of
 from midstream.doctor.shapes import Json
 from midstream.errors import (
     ConflictError,
@@ -57,7 +57,7 @@ LOST = {
     "unreadable-record": "a record and what follows it",
     "journal-unfolded": "a record and what follows it",
 }
-"""Content that a copy lacks."""
+"""Content that a copy lacks, by the code of a fault at a record."""
 
 _KEYS = "give its key file with --key-file"
 
@@ -245,7 +245,7 @@ def _report(
     return HistoryReport(
         str(path),
         status_of(findings),
-        format="midstream",
+        format=JOURNAL,
         profile=profile or "any",
         messages=records,
         conversations=sessions,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +11,7 @@ from midstream.engine.watchdog import OnStall
 from midstream.errors import AgentNotFoundError, ToolDefinitionError, UsageError
 from midstream.history.messages import ToolCall
 from midstream.models.model import Model
+from midstream.number_checks import require_count, require_seconds
 from midstream.session.calls import Site
 from midstream.timing import StallBudgets
 from midstream.tools.function_tools import Approval, Tool, ToolSource, by_name, tool
@@ -61,8 +61,7 @@ class Agent:
     ) -> None:
         if not isinstance(instructions, str):
             raise UsageError(f"`instructions` is {describe(instructions)}; expected a string")
-        if not 0 <= turn_s < math.inf:
-            raise UsageError(f"`turn_s` is {turn_s}; expected a number of seconds, or 0 for no limit")
+        require_seconds("turn_s", turn_s)
         given = _check_tools(tools)
         self.model = require_model(model)
         self.instructions = instructions
@@ -247,10 +246,10 @@ def sub_agent(
         timeout_s: Seconds after which it must hand in its result, without the time that people need to answer.
 
     Raises:
-        ToolDefinitionError: A limit is not positive.
+        ToolDefinitionError: A limit is not positive, or `timeout_s` is longer than 366 days.
     """
-    if responses_max < 1 or timeout_s <= 0:
-        raise ToolDefinitionError("a sub-agent needs at least one response and some time")
+    require_count("responses_max", responses_max, least=1, error=ToolDefinitionError)
+    require_seconds("timeout_s", timeout_s, is_positive=True, error=ToolDefinitionError)
 
     def work(task: str) -> str:
         raise AssertionError(task)  # `run_child` runs the session instead

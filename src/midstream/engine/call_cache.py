@@ -177,14 +177,21 @@ class CallBook:
 
         # When one call interrupts a tools node, the other calls continue, and the graph may run the node again
         # meanwhile.
-        while (session, call.id) in self._running:
+        place = (session, call.id)
+        while place in self._running:
             await self._wait_for_end()
-        await self._journals[session].submit(decide)
-        entry = self._entries[session][call.id]
+        self._running.add(place)  # before the append: an equal call that starts now is not in doubt
+        try:
+            await self._journals[session].submit(decide)
+            entry = self._entries[session][call.id]
+            if entry.ended is None:
+                self._require_run(session, run)
+        except BaseException:
+            self._running.discard(place)
+            raise
         if entry.ended is not None:
+            self._running.discard(place)
             return entry.ended
-        self._require_run(session, run)
-        self._running.add((session, call.id))
         self._world.reach(Fault.BEFORE_TOOL)
         return CallContext(session, entry.turn, entry.response_no, call.id, entry.state.runs)
 

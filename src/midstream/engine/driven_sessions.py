@@ -25,9 +25,10 @@ from midstream.errors import (
     AgentMismatchError,
     EventGoneError,
     SessionBusyError,
+    StreamReusedError,
     UsageError,
 )
-from midstream.history.messages import Response, Text, ToolCall, ToolResult, UserMessage
+from midstream.history.messages import Response, Text, ToolCall, ToolResult, UserMessage, storable
 from midstream.observability.observers import Observer, Observers
 from midstream.session import session as sessions
 from midstream.session.calls import CallPlan
@@ -351,8 +352,8 @@ class Driver:
             owner: The task whose cancellation ends the run; the current one by default.
 
         Raises:
-            UsageError: The session's name is not valid, there is no turn to continue, or the turn of the key ended
-                without completing. Nothing was changed.
+            UsageError: The session's name or the key is not valid, there is no turn to continue, or the turn of the key
+                ended without completing. Nothing was changed.
             SessionBusyError: Another turn is open in this session, running here or interrupted. The end of a cancelled
                 run of this process is awaited, `active_runs.ENDING_S` at most. Nothing was changed.
             SeqnoReusedError: The key was used for another message. Nothing was changed.
@@ -360,6 +361,7 @@ class Driver:
             AgentMismatchError: The open turn belongs to an agent of another name. Nothing was changed.
         """
         require_session_id(session)
+        _require_key(key)
         await self.open()
         run = await self._runs.enter(session, owner)
         try:
@@ -464,7 +466,11 @@ class Driver:
             try:
                 if message is not None:
                     decide(state, Begin(message, self.name, key, digest), epoch=state.epoch, at=0.0)
-            except Refused as refused:  # another message has used this key
+            except Refused as refused:
+                if isinstance(refused.error, StreamReusedError):
+                    raise StreamReusedError(
+                        f"`key` {key!r} was used for another message of session {session!r}; give each message its own"
+                    ) from refused
                 raise refused.error from refused
             is_over = _is_over(state, key)
             if not is_over:
@@ -579,6 +585,11 @@ def _both(first: Decision, second: Decision) -> Decision:
         return (*records, *second(state, epoch, at))
 
     return decided
+
+
+def _require_key(key: object) -> None:
+    if not isinstance(key, str) or storable(key) != key:
+        raise UsageError(f"`key` is {key!r}; expected text")
 
 
 def _is_over(state: Session, key: str) -> bool:

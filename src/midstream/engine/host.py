@@ -32,9 +32,9 @@ from midstream.errors import (
     DrainingError,
     MidstreamError,
     SessionNotFoundError,
-    UsageError,
 )
 from midstream.history.messages import UserMessage
+from midstream.number_checks import require_count, require_seconds
 from midstream.observability.observers import Observers
 from midstream.protocol.events import Event
 from midstream.protocol.stream_settings import LOOK_BACK_S_MAX, TAIL_BYTES
@@ -94,8 +94,8 @@ class Host:
         tail_bytes_max: int = TAIL_BYTES,
         memory: MemoryLimits = MemoryLimits(),
     ) -> None:
-        if not 0 <= look_back_s <= LOOK_BACK_S_MAX:
-            raise UsageError(f"`look_back_s` is {look_back_s}; expected 0 to {LOOK_BACK_S_MAX:g} seconds")
+        require_seconds("look_back_s", look_back_s, most=LOOK_BACK_S_MAX)
+        require_count("tail_bytes_max", tail_bytes_max)
         self.agent = require_agent(agent)
         self.world = world or World()
         self.store = store = guard_store(open_store(store, world=self.world), world=self.world)
@@ -452,7 +452,11 @@ class Host:
 
         Work that is cut is pending or in doubt in the journal, and the next process resumes it. A second call has no
         effect. The stop takes at most the grace and a few seconds.
+
+        Raises:
+            UsageError: `grace_s` is not 0 seconds to 366 days. The host continues.
         """
+        require_seconds("grace_s", grace_s)
         if self._phase is HostPhase.STOPPED:
             return
         self.drain()

@@ -50,10 +50,14 @@ _log = logging.getLogger(__name__)
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
-def require_session_id(session_id: str) -> None:
-    """Check that a session id is valid."""
+def require_session_id(session_id: str, what: str = "a session id") -> None:
+    """Check that a session id, or another id of the same form, is valid.
+
+    Raises:
+        UsageError: It is not; the message calls it `what`.
+    """
     if not _SESSION_ID.fullmatch(session_id):
-        raise UsageError(f"a session id has 1 to 128 of letters, digits and '._:-'; got {session_id[:40]!r}")
+        raise UsageError(f"{what} has 1 to 128 of letters, digits and '._:-'; got {session_id[:40]!r}")
 
 
 class Journal:

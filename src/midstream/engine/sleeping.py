@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from midstream.engine.runner import Runner
 from midstream.environment import World
-from midstream.errors import UsageError
+from midstream.number_checks import require_count, require_seconds
 
 SESSIONS_AWAKE_MAX = 1000
 """Sessions kept in memory: a limit on the cost of a sweep."""
@@ -46,10 +46,8 @@ class MemoryLimits(Struct, frozen=True):
     idle_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.bytes_max > 0:
-            raise UsageError(f"`bytes_max` is {self.bytes_max}: awake sessions need more than 0 bytes")
-        if not self.idle_s > 0:
-            raise UsageError(f"`idle_s` is {self.idle_s:g}: give more than 0 seconds")
+        require_count("bytes_max", self.bytes_max, least=1)
+        require_seconds("idle_s", self.idle_s, most=math.inf, is_positive=True)
 
 
 class Sleeping:

@@ -256,7 +256,11 @@ def _call_of(request: ToolCallRequest, messages_key: str) -> ToolCall:
 
 
 def _call_id(message: AIMessage, call: Any) -> str:  # noqa: ANN401 - LangChain's
-    return storable(f"{message.id}/{call['id'] or ''}")
+    """Return an id that is unique in the thread. Calls of one message may have one id and differ in their arguments."""
+    same = [(each["name"], each["args"]) for each in message.tool_calls if each["id"] == call["id"]]
+    place = (call["name"], call["args"])
+    number = same.index(place) if place in same else 0
+    return storable(f"{message.id}/{call['id'] or ''}{f'#{number}' if number else ''}")
 
 
 def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:

@@ -65,7 +65,7 @@ from midstream.store.store_registry import open_store
 from midstream.tools.function_tools import running
 
 with extra("openai-agents"):
-    from agents import FunctionTool, ModelResponse, Usage
+    from agents import FunctionTool, ItemHelpers, ModelResponse, Usage
     from agents.models.interface import Model
     from agents.tool_context import ToolContext
     from openai.types.responses import (
@@ -73,6 +73,7 @@ with extra("openai-agents"):
     )
     from openai.types.responses import (
         ResponseCompletedEvent,
+        ResponseFunctionToolCall,
         ResponseOutputItem,
         ResponseUsage,
     )
@@ -347,10 +348,17 @@ def finished_items(records: Sequence[Record]) -> list[Any]:
             for call in record.body.calls:
                 known = ended.get((record.turn, record.response, call.id))
                 if known is not None:
-                    output = str(msgspec.json.decode(known.native)) if known.native else known.result.content
-                    call_id = call.provider_id or call.id
-                    items.append({"type": "function_call_output", "call_id": call_id, "output": output})
+                    items.append(_output_of(call, known))
     return items
+
+
+def _output_of(call: ToolCall, ended: CallEnded) -> Any:  # noqa: ANN401 - one of the SDK's items
+    """Return the item for a recorded result, as the SDK makes it: images and files stay what they are."""
+    value = msgspec.json.decode(ended.native) if ended.native else ended.result.content
+    requested = ResponseFunctionToolCall(
+        arguments=call.arguments, call_id=call.provider_id or call.id, name=call.name, type="function_call"
+    )
+    return ItemHelpers.tool_call_output_item(requested, value)
 
 
 def _our_response_of(response: ModelResponse, number: int) -> Response:

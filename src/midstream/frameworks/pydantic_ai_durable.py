@@ -39,6 +39,7 @@ from midstream.frameworks.pydantic_ai_messages import (
     message_of,
     native_of,
     our_response_of,
+    prompt_in,
     response_of,
     success_of,
     value_of,
@@ -303,6 +304,15 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
             return result
         finally:
             run.leave()
+
+
+def prompt_of(turn: OpenTurn) -> str | list[UserContent]:
+    """Return the prompt of an open turn, with its files, to run it again.
+
+    Texts, binary contents and URLs are in the journal. Of other contents, such as `UploadedFile`, it has only the kind:
+    store such prompts yourself.
+    """
+    return prompt_in(turn.message)
 
 
 class _Run:

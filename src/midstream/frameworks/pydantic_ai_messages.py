@@ -136,6 +136,12 @@ def message_of(
     return UserMessage(tuple(_part_of(each) for each in prompt))
 
 
+def prompt_in(message: UserMessage) -> str | list[UserContent]:
+    """Return the prompt of a user's message; `message_of` returns an equal message for it."""
+    content = [_content_of(part) for part in message.parts]
+    return content[0] if len(content) == 1 and isinstance(content[0], str) else content
+
+
 def _part_of(content: UserContent) -> UserPart:
     match content:
         case str():
@@ -219,9 +225,8 @@ def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
     for record in records:
         if isinstance(record, MessageAccepted):
             at = datetime.fromtimestamp(record.at, UTC)
-            content = [_content_of(part) for part in record.message.parts]
-            prompt = content[0] if len(content) == 1 and isinstance(content[0], str) else content
-            messages.append(ModelRequest([UserPromptPart(prompt, timestamp=at)], timestamp=at))
+            prompt = UserPromptPart(prompt_in(record.message), timestamp=at)
+            messages.append(ModelRequest([prompt], timestamp=at))
         elif isinstance(record, ResponseCompleted):
             messages.append(_recorded_response(record))
             calls = record.body.calls

@@ -15,6 +15,7 @@ from midstream.models.http_limits import HttpLimits
 from midstream.models.prompt_prefix import anchor, canonical_tools
 from midstream.models.provider_http import ProvidedModel, Provider, read_response
 from midstream.models.responses import ModelEvent, ModelRequest
+from midstream.number_checks import require_count
 from midstream.session.model_settings import MESSAGES_GRANTS, MESSAGES_NAMES, messages_fields, select_granted
 
 API_VERSION = "2023-06-01"
@@ -49,7 +50,7 @@ class AnthropicMessages(ProvidedModel):
     uses any of them, because their state is unknown. Close them with `aclose`, or use the model as an async context.
 
     Raises:
-        UsageError: The address is not an http or https URL.
+        UsageError: The address is not an http or https URL, or `tokens_max` is not at least 1.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AnthropicMessages(ProvidedModel):
         sent = {name: value for name, value in own.items() if name not in given} | dict(headers or {})
         self._provider = Provider(base_url, self.name, headers=sent, limits=limits, world=world)
         self._model = model
+        require_count("tokens_max", tokens_max, least=1)
         self._tokens_max = tokens_max
         self._upstream_tools = [dict(tool) for tool in upstream_tools]
         self._extra = ({} if thinking is None else {"thinking": dict(thinking)}) | dict(extra or {})

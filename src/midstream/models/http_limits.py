@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec import Struct
 
-from midstream.errors import UsageError
+from midstream.number_checks import require_seconds
 from midstream.timing import StallBudgets
 
 CONNECT_S = 10.0
@@ -27,7 +25,7 @@ class HttpLimits(Struct, frozen=True):
         acquire_s: For getting a free connection.
 
     Raises:
-        UsageError: A limit is not positive and finite.
+        UsageError: A limit is not positive, or longer than 366 days.
     """
 
     connect_s: float = CONNECT_S
@@ -37,9 +35,8 @@ class HttpLimits(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} is a positive, finite number of seconds, not {value!r}")
+            if (seconds := getattr(self, name)) is not None or name in ("connect_s", "acquire_s"):
+                require_seconds(name, seconds, is_positive=True)
 
     def silences(self, stalls: StallBudgets | None) -> tuple[float, float]:
         """Return the limits before the first byte and between bytes.

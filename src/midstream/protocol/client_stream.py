@@ -30,6 +30,7 @@ from midstream.errors import (
     StreamNotFoundError,
     UsageError,
 )
+from midstream.number_checks import require_seconds
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, Forgotten, Write
 from midstream.protocol.command_outbox import Outbox
 from midstream.protocol.event_inbox import Applied, ClientEvent, Inbox, is_silence
@@ -108,10 +109,8 @@ class ClientStream:
         stall_after_s: float = STALL_AFTER_S,
         now: float,
     ) -> None:
-        if cancel_after_s is not None and not 0 <= cancel_after_s <= CANCEL_AFTER_S_MAX:
-            raise UsageError(
-                f"`cancel_after_s` is {cancel_after_s}; expected 0 to {CANCEL_AFTER_S_MAX:g} seconds"
-            )
+        if cancel_after_s is not None:
+            require_seconds("cancel_after_s", cancel_after_s, most=CANCEL_AFTER_S_MAX)
         self._stream = stream
         self._shown = SentSecrets(secret, old_secret, own=secret if stream else "")
         self._cancel_after_s = cancel_after_s

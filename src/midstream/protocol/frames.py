@@ -17,10 +17,10 @@ from msgspec import Meta, Struct, field
 from midstream.errors import FrameTooLargeError, MalformedFrameError, UsageError
 from midstream.history.messages import ToolResult, UserPart
 from midstream.json_depth import TOO_DEEP, is_too_deep
+from midstream.number_checks import WAIT_S_MAX
 from midstream.session.calls import APPROVERS_MAX, Choice
 from midstream.session.records import ClientTool
 from midstream.session.turn.commands import WhenBusy
-from midstream.timing import WAIT_S_MAX
 
 _T = TypeVar("_T")
 

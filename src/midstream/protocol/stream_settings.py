@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.errors import UsageError
+from midstream.number_checks import require_count, require_seconds
 from midstream.protocol.frames import COALESCE_S_MAX, HEARTBEAT_S, IN_FLIGHT_MAX
 from midstream.session.turn.states import LOOK_BACK_S
 
@@ -43,16 +43,11 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tail_bytes_max: int = TAIL_BYTES
 
     def __post_init__(self) -> None:
-        if not 0 <= self.look_back_s <= LOOK_BACK_S_MAX:
-            raise UsageError(f"a look-back has 0 to {LOOK_BACK_S_MAX:g} seconds")
-        if not HEARTBEAT_S_MIN <= self.heartbeat_s <= HEARTBEAT_S_MAX:
-            raise UsageError(f"heartbeats are {HEARTBEAT_S_MIN:g} to {HEARTBEAT_S_MAX:g} seconds apart")
-        if not 1 <= self.in_flight_max <= IN_FLIGHT_MAX:
-            raise UsageError(f"1 to {IN_FLIGHT_MAX} commands may be in flight")
-        if not 0 <= self.coalesce_s <= COALESCE_S_MAX:
-            raise UsageError(f"events are held back for 0 to {COALESCE_S_MAX} seconds")
-        if not self.tail_bytes_max >= 0:
-            raise UsageError("a session keeps 0 bytes of its events in memory, or more")
+        require_seconds("look_back_s", self.look_back_s, most=LOOK_BACK_S_MAX)
+        require_seconds("heartbeat_s", self.heartbeat_s, least=HEARTBEAT_S_MIN, most=HEARTBEAT_S_MAX)
+        require_count("in_flight_max", self.in_flight_max, least=1, most=IN_FLIGHT_MAX)
+        require_seconds("coalesce_s", self.coalesce_s, most=COALESCE_S_MAX)
+        require_count("tail_bytes_max", self.tail_bytes_max)
 
     @property
     def degraded_reason(self) -> str:

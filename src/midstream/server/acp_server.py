@@ -19,7 +19,7 @@ from midstream.dialects.opaque_tokens import pack, unpack
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.environment import World
-from midstream.errors import MidstreamError, NotFoundError, SessionNotFoundError, UsageError
+from midstream.errors import MidstreamError, NotFoundError, ProtocolError, SessionNotFoundError, UsageError
 from midstream.extras import extra
 from midstream.server.acp_session import AcpClient, AcpSession
 from midstream.server.api.langgraph_threads import ThreadNotes
@@ -277,5 +277,5 @@ def _server(description: Any, name: str) -> ToolSource:  # noqa: ANN401 - one of
 
 def _refusal(error: MidstreamError) -> RequestError:
     code = _NOT_FOUND if isinstance(error, NotFoundError) else _INTERNAL
-    code = _INVALID if isinstance(error, UsageError) else code
+    code = _INVALID if isinstance(error, UsageError | ProtocolError) else code
     return RequestError(code, error.message, {"code": error.code})

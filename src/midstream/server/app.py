@@ -25,6 +25,7 @@ from midstream.engine.host import Host
 from midstream.engine.sleeping import MemoryLimits
 from midstream.environment import World
 from midstream.errors import DrainingError, MidstreamError, UsageError
+from midstream.number_checks import require_seconds
 from midstream.observability.observers import Observer
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.api.a2a_endpoint import A2aEndpoint, A2aRest, A2aTasks
@@ -276,6 +277,7 @@ class App:
 
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
         """Drain, wait at most `grace_s` seconds for running tools, and close the store. Idempotent."""
+        require_seconds("grace_s", grace_s)
         self.drain()
         await self.auth.close()
         await self.reports.stop()

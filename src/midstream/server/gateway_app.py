@@ -50,6 +50,7 @@ from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.history.codecs.codec_spec import Json
 from midstream.models.model import Model
 from midstream.models.routed_models import RoutedModels
+from midstream.number_checks import require_seconds
 from midstream.server.auth.origins import origins_of
 from midstream.server.client_keys import ClientKey
 from midstream.server.gateway_limits import GatewayLimits
@@ -109,8 +110,7 @@ def gateway(
             `RoutedModels` lacks one of `names`.
     """
     for option, seconds in (("grace_s", grace_s), ("kept_s", kept_s)):
-        if not seconds >= 0:
-            raise UsageError(f"`{option}` is {seconds}; expected a number of seconds")
+        require_seconds(option, seconds, most=math.inf)
     world = world or World()
     if users is not None and token is None:
         raise UsageError("`users` needs a token: a gateway without a token does not check keys")
@@ -268,6 +268,7 @@ class Gateway:
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
         """Wait at most `grace_s` seconds for answers, stop the rest, and close the store and the model. Idempotent."""
+        require_seconds("grace_s", grace_s)
         self.drain()
         self._is_stopped = True
         until = self.world.monotonic() + grace_s

@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from midstream.environment import World
 from midstream.errors import LimitReachedError
+from midstream.number_checks import require_count
 
 CONNECTIONS_MAX = 5000
 """Open streams of one process: about 160 MiB of connection state, and below usual limits of open files."""
@@ -52,6 +53,9 @@ class Limits(Struct, frozen=True, kw_only=True):
         requests_per_minute: Requests and handshakes of one caller.
         refusals_per_minute: Wrong credentials per minute from one address; then it must wait.
         header_bytes_max: Bytes of all headers of a request; uvicorn itself permits 64 KiB.
+
+    Raises:
+        UsageError: A limit is negative, or no integer.
     """
 
     connections_max: int = CONNECTIONS_MAX
@@ -63,6 +67,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     requests_per_minute: int = 1200
     refusals_per_minute: int = 20
     header_bytes_max: int = 16 * 1024
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            require_count(name, getattr(self, name))
 
 
 class Rate:

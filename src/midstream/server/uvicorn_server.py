@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.environment import World
 from midstream.errors import PortTakenError, UsageError
 from midstream.file_safety import read_secret_text
+from midstream.number_checks import require_seconds
 from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.auth.origins import LOOPBACK_NAMES, HostGuard
 from midstream.server.raw_connections import RawConnections, RawLimits
@@ -129,10 +130,12 @@ async def serve(
 
     Raises:
         PortTakenError: Another program uses the port. Nothing was started.
-        UsageError: The address does not exist, or the files of `tls` cannot be used. Or the address is open to the
-            network, and authentication, `allowed_hosts`, or the choice of TLS or plain text is missing.
+        UsageError: The address does not exist, the files of `tls` cannot be used, or `stop_within_s` is not 0 to
+            366 days. Or the address is open to the network, and authentication, `allowed_hosts`, or the choice of TLS
+            or plain text is missing.
         StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
     """
+    grace_s = _grace_of(stop_within_s)
     is_local = host in LOOPBACK_NAMES
     if not is_local and not app.requires_authentication:
         raise UsageError(
@@ -151,7 +154,6 @@ async def serve(
         require_tls_files(tls)
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port) if link is None else link.listener
-    grace_s = max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
     server = _Server(
         app,
         names,
@@ -176,6 +178,12 @@ async def serve(
         if link is not None:
             await link.close()
         await app.stop(grace_s=grace_s)  # if serving ended early
+
+
+def _grace_of(stop_within_s: float) -> float:
+    """Return the seconds that work has to end in a shutdown of `stop_within_s` seconds."""
+    require_seconds("stop_within_s", stop_within_s)
+    return max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
 
 
 def require_tls_files(tls: TlsFiles) -> None:

@@ -7,9 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from midstream.errors import UsageError
+from midstream.number_checks import require_count, require_seconds
 from midstream.session.calls import APPROVERS_MAX
-from midstream.timing import WAIT_S_MAX
 
 Kind = Literal["read", "search", "think", "fetch", "edit", "delete", "move", "execute", "other"]
 
@@ -51,10 +50,8 @@ class Ask(Struct, frozen=True):
     approvers: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.answer_s <= WAIT_S_MAX:
-            raise UsageError(f"`answer_s` is {self.answer_s:g}; expected 0 to {WAIT_S_MAX:g} seconds")
-        if not 1 <= self.approvers <= APPROVERS_MAX:
-            raise UsageError(f"`approvers` is {self.approvers}; expected 1 to {APPROVERS_MAX}")
+        require_seconds("answer_s", self.answer_s)
+        require_count("approvers", self.approvers, least=1, most=APPROVERS_MAX)
 
 
 class Allowed(Struct, frozen=True):

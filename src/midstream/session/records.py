@@ -24,9 +24,10 @@ from midstream.history.messages import (
     UpstreamCall,
     UserMessage,
 )
+from midstream.number_checks import WAIT_S_MAX
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import APPROVERS_MAX, CallPlan, Choice, OnDoubt, QuestionKind
-from midstream.timing import WAIT_S_MAX, StalledOn
+from midstream.timing import StalledOn
 
 VERSION = 1
 """Version of the record format, written into every `EpochStarted`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import Struct
 
-from midstream.errors import UsageError
+from midstream.number_checks import require_count, require_seconds
 
 EVENTS_FOR_S = 7 * 24 * 60 * 60.0
 """Seconds that an event is kept if there is no other limit: a week."""
@@ -49,10 +49,12 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     sessions_for_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            limit = getattr(self, name)
-            if limit is not None and not limit > 0:
-                raise UsageError(f"{name} of a retention is above 0, or None for no limit; not {limit!r}")
+        for name in ("events_for_s", "sessions_for_s"):
+            if (seconds := getattr(self, name)) is not None:
+                require_seconds(name, seconds, most=math.inf, is_positive=True)
+        for name in ("events_max", "bytes_max"):
+            if (limit := getattr(self, name)) is not None:
+                require_count(name, limit, least=1)
 
     @property
     def is_endless(self) -> bool:

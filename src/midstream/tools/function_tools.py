@@ -23,11 +23,11 @@ from msgspec import Struct
 from midstream.errors import ToolDefinitionError, UsageError
 from midstream.history.messages import Outcome, ToolCall, ToolResult, ToolSpec, storable
 from midstream.json_depth import require_shallow_text
+from midstream.number_checks import require_count, require_seconds
 from midstream.session.calls import APPROVERS_MAX, CallPlan, OnDoubt, OnDoubtName, Site, digest_of
 from midstream.session.permissions import Ask
 from midstream.session.records import ClientTool
 from midstream.store.contract import Transaction
-from midstream.timing import WAIT_S_MAX
 
 TIMEOUT_S = 120.0
 """Default time limit of a tool in seconds."""
@@ -262,10 +262,11 @@ def tool(
     if (policy is OnDoubt.PROBE) != (probe is not None):
         raise ToolDefinitionError("a tool with on_doubt='probe' needs a probe, and no other takes one")
 
-    _check_time("timeout_s", timeout_s)
-    _check_time("answer_s", answer_s)
-    if not 1 <= approvers <= APPROVERS_MAX or (approvers > 1 and needs_approval is False):
-        raise ToolDefinitionError(f"`approvers` is 1 to {APPROVERS_MAX}, and needs `needs_approval`")
+    require_seconds("timeout_s", timeout_s, error=ToolDefinitionError)
+    require_seconds("answer_s", answer_s, error=ToolDefinitionError)
+    require_count("approvers", approvers, least=1, most=APPROVERS_MAX, error=ToolDefinitionError)
+    if approvers > 1 and needs_approval is False:
+        raise ToolDefinitionError("`approvers` needs `needs_approval`")
 
     def make(function: Callable[..., Any]) -> Tool:
         if policy is OnDoubt.IN_TRANSACTION and inspect.iscoroutinefunction(function):
@@ -278,11 +279,6 @@ def tool(
         return Tool(spec, function, arguments, *given, approvers=approvers)
 
     return make(function) if function is not None else make
-
-
-def _check_time(name: str, seconds: float) -> None:
-    if not 0 <= seconds <= WAIT_S_MAX:
-        raise ToolDefinitionError(f"`{name}` is {seconds:g}; expected 0 to {WAIT_S_MAX:g} seconds (366 days)")
 
 
 def _policy(on_doubt: str) -> OnDoubt:
@@ -309,7 +305,7 @@ def question(
     Raises:
         ToolDefinitionError: `answer_s` is out of bounds.
     """
-    _check_time("answer_s", answer_s)
+    require_seconds("answer_s", answer_s, error=ToolDefinitionError)
     options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))
     arguments = msgspec.defstruct("Arguments", [("question", str), options], kw_only=True)
     spec = ToolSpec(name, description, _plain_schema(arguments))

@@ -111,3 +111,9 @@ async def test_subscriptions_of_one_principal_are_bounded() -> None:
             for number in range(SUBSCRIPTIONS_MAX)
         ]
         assert response == [201] * (SUBSCRIPTIONS_MAX - 1) + [429]
+
+
+async def test_an_invalid_id_of_a_subscription_is_named_as_such() -> None:
+    async with asgi_client(make_app()) as client:
+        response = await client.put("/v1/stream/__ds/subscriptions/a~b", json=PULL)
+    assert (response.status_code, "the id of a subscription has 1 to 128" in response.text) == (400, True)

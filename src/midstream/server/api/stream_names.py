@@ -6,8 +6,9 @@ contain it. So the names of journals are valid in every store and in patterns of
 
 from __future__ import annotations
 
+import re
+
 from midstream.engine.host import Host
-from midstream.engine.journal import require_session_id
 from midstream.errors import UsageError
 from midstream.server.auth.caller import Caller
 from midstream.store.contract import PLAIN_MARK
@@ -16,6 +17,8 @@ CONTROL = "__ds"
 """First path segment of control requests; no stream has it."""
 SESSIONS = "sessions"
 """First path segment of read-only streams of sessions."""
+NAME_CHARS_MAX = 128
+_NAME = re.compile(r"[A-Za-z0-9._:-]+(/[A-Za-z0-9._:-]+)*", re.ASCII)
 
 
 def require_stream_name(name: str) -> None:
@@ -24,9 +27,11 @@ def require_stream_name(name: str) -> None:
     Raises:
         UsageError: The name is not 1 to 128 of letters, digits, `._:-` and single slashes between them.
     """
-    require_session_id(name.replace("/", "."))
-    for segment in name.split("/"):
-        require_session_id(segment)
+    if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
+        raise UsageError(
+            f"a stream name has 1 to {NAME_CHARS_MAX} of letters, digits, '._:-' and single slashes between them; "
+            f"got {name[:40]!r}"
+        )
 
 
 def require_no_locks(host: Host) -> None:

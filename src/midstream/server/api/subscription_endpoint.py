@@ -212,7 +212,7 @@ class SubscriptionOwnerEndpoint:
     def _key_in(self, request: Request) -> tuple[str, Caller]:
         require_no_locks(self._host)
         caller, name = caller_of(request.scope), request.path_params["subscription"]
-        require_session_id(name)
+        require_session_id(name, "the id of a subscription")
         key = caller.stored_name(stored_part(f"{CONTROL}/{name}"))
         caller.set_session(key)
         return key, caller

@@ -10,7 +10,6 @@ None if it does not recognize the caller.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
 from midstream.errors import UsageError
+from midstream.number_checks import require_seconds
 from midstream.server.auth.bearer_tokens import TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, bearer_token
 from midstream.server.auth.credential_sources import Authenticate, FirstOf, StillValid, settle
 from midstream.server.auth.local_user import LocalUser
@@ -49,7 +49,7 @@ class Access(Struct, frozen=True, kw_only=True):
             own lifetime.
 
     Raises:
-        UsageError: `recheck_s` is not above 0, or infinite.
+        UsageError: `recheck_s` is not above 0, or longer than 366 days.
     """
 
     authenticate: Authenticate
@@ -59,8 +59,7 @@ class Access(Struct, frozen=True, kw_only=True):
     still_valid: StillValid | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.recheck_s < math.inf:
-            raise UsageError(f"`recheck_s` is {self.recheck_s}; expected seconds above 0")
+        require_seconds("recheck_s", self.recheck_s, is_positive=True)
 
     def __repr__(self) -> str:
         return "Access(...)"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from enum import StrEnum
 
 from msgspec import Struct
 
 from midstream.errors import UsageError
+from midstream.number_checks import require_number
 from midstream.session.child_names import root_of
 
 _TENANT = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
@@ -69,7 +71,7 @@ class Principal(Struct, frozen=True):
             Derived credentials end with it.
 
     Raises:
-        UsageError: The id is empty or longer than 256 characters, or the tenant is invalid.
+        UsageError: The id is empty or longer than 256 characters, the tenant is invalid, or `expires_at` is no number.
     """
 
     id: str
@@ -89,6 +91,8 @@ class Principal(Struct, frozen=True):
                 f"a principal needs an id of 1 to {ID_CHARS_MAX} characters, and a tenant of at most 64 letters, "
                 "digits, '-', '_'"
             )
+        if self.expires_at is not None:
+            require_number("expires_at", self.expires_at, "seconds since 1970", least=-math.inf)
 
     @property
     def key(self) -> str:

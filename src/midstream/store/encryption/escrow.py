@@ -38,6 +38,7 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
+from midstream.number_checks import require_seconds
 from midstream.retries import REPLACE_ATTEMPTS_MAX
 from midstream.session.child_names import root_of
 from midstream.store.contract import ESCROW, Escrow, OpenedSession, Store
@@ -180,6 +181,7 @@ class ClientKeys(SessionKeys, Escrow):
 
     @override
     async def share(self, session: str, *, for_s: float) -> str:
+        require_seconds("for_s", for_s, is_positive=True)
         place = root_of(session)
         root = self._roots.get(place)
         word = self._world.new_id(VIEWER)

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from midstream.environment import World
 from midstream.errors import LeaseLostError, MidstreamError, UsageError
+from midstream.number_checks import require_seconds
 from midstream.store.contract import News, Store
 from midstream.store.guard.store_key import require_shared_key
 from midstream.store.jetstream.change_watcher import ChangeWatcher, Sign
@@ -194,6 +195,7 @@ class JetStreamStore(Store):
     def __init__(self, url: str, *, lease_s: float = LEASE_S, world: World = World()) -> None:
         self.node = ""
         self._address = JetStreamAddress.parse(url.partition(":")[2])
+        require_seconds("lease_s", lease_s, is_positive=True)
         self._lease_s = lease_s
         self._world = world
         self._opening = asyncio.Lock()

@@ -17,6 +17,7 @@ from typing_extensions import override
 from midstream.environment import World
 from midstream.errors import StoreBusyError, UsageError
 from midstream.extras import extra
+from midstream.number_checks import require_seconds
 from midstream.store.contract import Attempt, Batch, News, Store, Transactional
 from midstream.store.guard.store_key import require_shared_key
 from midstream.store.postgres import session_writes
@@ -65,6 +66,7 @@ class PostgresStore(PostgresReads, Store):
     def __init__(self, url: str, *, lease_s: float = LEASE_S, world: World = World()) -> None:
         self.node = ""
         self._postgres = Postgres(PostgresAddress.parse(url.partition(":")[2]))
+        require_seconds("lease_s", lease_s, is_positive=True)
         self._lease_s = lease_s
         self._world = world
         self._opening = asyncio.Lock()

@@ -26,6 +26,7 @@ from midstream.environment import World
 from midstream.errors import (
     UsageError,
 )
+from midstream.number_checks import require_seconds
 from midstream.session.records import Sync
 from midstream.store.contract import (
     Attempt,
@@ -84,6 +85,7 @@ class SQLiteStore(SQLiteReads, Store):
         self.node = ""
         self._file = DatabaseFile(Path(path), world, vfs)
         self._durability = durability
+        require_seconds("lease_s", lease_s, is_positive=True)
         self._lease_s = lease_s
         self._world = world
         self._opening = asyncio.Lock()
