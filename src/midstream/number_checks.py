@@ -7,6 +7,8 @@ from numbers import Integral, Real
 
 from midstream.errors import UsageError
 
+SHOWN_CHARS_MAX = 40
+"""Characters of a wrong value in a message."""
 WAIT_S_MAX = 366 * 24 * 3600.0
 """Seconds of the longest time limit that can be set for a call or for a person's answer."""
 
@@ -97,6 +99,3 @@ def _shown(value: object) -> str:
     except ValueError:  # of an integer with thousands of digits
         shown = f"a very large {type(value).__name__}"
     return shown if len(shown) <= SHOWN_CHARS_MAX else f"{shown[:SHOWN_CHARS_MAX]}…"
-
-
-SHOWN_CHARS_MAX = 40

@@ -136,9 +136,10 @@ class PoolLimits(Struct, frozen=True):
     def __post_init__(self) -> None:
         require_count("live_max", self.live_max, least=1)
         require_count("records_max", self.records_max, least=1)
-        for name in ("rest_s", "wait_s", "record_age_max_s"):
-            if (seconds := getattr(self, name)) is not None or name != "rest_s":
-                require_seconds(name, seconds, most=math.inf, is_positive=True)
+        for name in ("wait_s", "record_age_max_s"):
+            require_seconds(name, getattr(self, name), most=math.inf, is_positive=True)
+        if self.rest_s is not None:
+            require_seconds("rest_s", self.rest_s, most=math.inf, is_positive=True)
         if self.memory_mib_max is not None:
             require_number("memory_mib_max", self.memory_mib_max, "MiB", is_positive=True)
 

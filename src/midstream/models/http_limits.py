@@ -34,8 +34,10 @@ class HttpLimits(Struct, frozen=True):
     acquire_s: float = ACQUIRE_S
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if (seconds := getattr(self, name)) is not None or name in ("connect_s", "acquire_s"):
+        for name in ("connect_s", "acquire_s"):
+            require_seconds(name, getattr(self, name), is_positive=True)
+        for name in ("first_byte_s", "between_bytes_s"):
+            if (seconds := getattr(self, name)) is not None:
                 require_seconds(name, seconds, is_positive=True)
 
     def silences(self, stalls: StallBudgets | None) -> tuple[float, float]:
