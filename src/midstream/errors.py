@@ -22,9 +22,6 @@ MidstreamError
 │   ├── AgentMismatchError     the open turn belongs to another agent
 │   ├── LeaseLostError
 │   ├── SessionBusyError
-│   ├── NothingToResumeError
-│   ├── QuestionClosedError
-│   ├── AnswerMismatchError
 │   ├── SeqnoGapError
 │   ├── SeqnoReusedError
 │   │   └── StreamReusedError      the stream began with another message

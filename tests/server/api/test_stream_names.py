@@ -21,7 +21,7 @@ def test_a_stream_name_and_its_journal_name_map_to_each_other(name: str) -> None
 
 @pytest.mark.parametrize("name", ["", "/", "a/", "/a", "a//b", "a~b", "a b", "ä", "x" * 129, "a/\n"])
 def test_an_invalid_stream_name_is_refused(name: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="the name of a stream has 1 to 128 of"):
         require_stream_name(name)
 
 

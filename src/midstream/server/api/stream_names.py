@@ -24,9 +24,12 @@ def require_stream_name(name: str) -> None:
     Raises:
         UsageError: The name is not 1 to 128 of letters, digits, `._:-` and single slashes between them.
     """
-    require_session_id(name.replace("/", "."))
-    for segment in name.split("/"):
-        require_session_id(segment)
+    try:
+        for part in (name.replace("/", "."), *name.split("/")):
+            require_session_id(part)
+    except UsageError as error:
+        message = "the name of a stream has 1 to 128 of letters, digits and '._:-', with single slashes between them"
+        raise UsageError(f"{message}; got {name[:40]!r}") from error
 
 
 def require_no_locks(host: Host) -> None:
