@@ -32,14 +32,18 @@ class Accepted:
 
 
 @contextlib.contextmanager
-def serving(app: ASGIApp) -> Iterator[str]:
-    """Serve an app in a thread until the end of the block; yield the URL."""
+def serving(app: ASGIApp, pem: Path | None = None) -> Iterator[str]:
+    """Serve an app in a thread until the end of the block; yield the URL.
+
+    Args:
+        pem: The certificate with its key, for TLS.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ssl_certfile=pem))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"{'https' if pem else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(WAIT_S)
@@ -47,8 +51,12 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 @contextlib.contextmanager
 def key_endpoint(
-    folder: Path, accepted: Accepted | None = None, *, keys: FileKeys | None = None
+    folder: Path,
+    accepted: Accepted | None = None,
+    *,
+    keys: FileKeys | None = None,
+    pem: Path | None = None,
 ) -> Iterator[str]:
     """Serve the keys of a folder until the end of the block; yield the URL."""
-    with serving(key_app(keys or keys_in(folder), authorize=accepted or Accepted())) as url:
+    with serving(key_app(keys or keys_in(folder), authorize=accepted or Accepted()), pem) as url:
         yield url

@@ -98,6 +98,9 @@ def test_without_a_key_every_user_of_this_machine_gets_answers(tmp_path: Path) -
         (("--upstream", "scripted", "--host", "0.0.0.0"), "with --allow-host"),
         (("--upstream", "scripted", "--key-from", "NOPE"), "does not support --key-from"),
         (("--upstream", "scripted", "--token-file", "/nope"), "'/nope' does not exist"),
+        (("--upstream", "scripted", "--token", "short"), "the key (the value of --token) has fewer than 16"),
+        (("--upstream", "scripted", "--input-price", "nan", "--output-price", "1"), "not a finite number"),
+        (("--upstream", "scripted", "--input-price", "1", "--output-price", "inf"), "not a finite number"),
     ],
 )
 def test_errors_are_one_line(run: Run, options: tuple[str, ...], words: str) -> None:

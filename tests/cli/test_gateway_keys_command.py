@@ -55,8 +55,38 @@ def test_keys_are_revoked_by_user_and_by_id_and_stored_in_the_data_folder(run: R
     assert "no key of 'ada'" in refused.stderr
 
 
+def test_a_limit_is_listed_with_all_its_digits(run: Run) -> None:
+    limits = (
+        "--tokens-per-month",
+        "12345678",
+        "--budget-per-month",
+        "1234567.5",
+        "--tokens-per-day",
+        "2000000",
+    )
+    run("gateway", "keys", "add", "ada", *limits)
+    listed = run("gateway", "keys", "list").stdout.rstrip().split("\t")[-1]
+    assert listed == "tokens-per-day=2000000 tokens-per-month=12345678 budget-per-month=1234567.5"
+
+
+def test_keys_of_a_user_in_a_tenant_are_revoked_by_the_listed_name(run: Run) -> None:
+    for tenant in ("acme", "corp"):
+        run("gateway", "keys", "add", "ada", "--tenant", tenant)
+    assert "1 key revoked" in run("gateway", "keys", "revoke", "acme:ada").stdout
+    assert [line.split("\t")[1] for line in run("gateway", "keys", "list").stdout.splitlines()] == [
+        "corp:ada"
+    ]
+
+
 @pytest.mark.parametrize(
-    "words", [("two words",), ("ada", "--tokens-per-day", "0"), ("ada", "--model", "a b")]
+    "words",
+    [
+        ("two words",),
+        ("ada", "--tokens-per-day", "0"),
+        ("ada", "--model", "a b"),
+        ("ada", "--days", "nan"),
+        ("ada", "--days", "1e9"),
+    ],
 )
 def test_an_invalid_line_is_refused_and_nothing_is_written(
     run: Run, tmp_path: Path, words: tuple[str, ...]

@@ -22,6 +22,14 @@ def test_a_new_line_is_appended_and_read_by_its_server(tmp_path: Path) -> None:
     assert TokenFile(file).find(second) is not None
 
 
+def test_an_end_after_all_dates_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    for days in (1e7, 1e9, 1e300):
+        with pytest.raises(UsageError, match="beyond the year 9999"):
+            add_token(file, "ada", "", {}, days=days)
+    assert not file.exists()
+
+
 def test_settings_of_the_other_kind_of_server_are_refused(tmp_path: Path) -> None:
     for name, settings, use in (
         ("gateway", {"tokens-per-day": "5"}, TokenUse.SERVE),

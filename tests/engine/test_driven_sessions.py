@@ -441,7 +441,8 @@ async def test_a_turn_of_another_agent_is_neither_continued_nor_listed(agent: st
     other = Driver("loop", MemoryStore(memory), agent=agent, agent_version=version)
     assert [each async for each in other.open_turns()] == []
     for key, goes_on in (("", False), ("k", False), ("", True)):
-        with pytest.raises(AgentMismatchError, match="belongs to the agent 'cook' 1"):
+        runs = f"belongs to the agent 'cook' 1, and this program runs {agent!r} {version}".strip()
+        with pytest.raises(AgentMismatchError, match=f"{runs}: run that agent"):
             await other.begin("s", GO, key=key, goes_on=goes_on)
     assert await stored(memory) == before
     await other.close()

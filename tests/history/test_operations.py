@@ -51,6 +51,14 @@ def test_outcomes_given_by_the_caller_decide_the_text_for_the_model() -> None:
     assert done.messages[2]["content"][0]["content"] == "The user did not approve this tool call."
 
 
+@pytest.mark.parametrize("outcome", ["deny", "not_started", "", 5])
+def test_an_unknown_outcome_is_refused_and_does_not_become_the_text_of_a_result(outcome: object) -> None:
+    with pytest.raises(
+        UsageError, match=r"unknown outcome .* known: unknown, interrupted, denied, not-started"
+    ):
+        midstream.repair(BROKEN, outcomes={"a": outcome})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize("odd", [None, "hi", {}, (), 1])
 def test_a_value_that_is_no_list_is_refused(odd: object) -> None:
     with pytest.raises(InvalidHistoryError, match="list of messages"):

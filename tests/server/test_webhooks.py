@@ -10,6 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from midstream.environment import World
+from midstream.errors import UsageError
 from midstream.server.webhooks import ANSWER_BYTES_MAX, SigningKey, Webhooks, WebhookUrlError
 from midstream.store.memory import MemoryStore
 
@@ -57,6 +58,12 @@ async def test_public_addresses_and_allowed_origins_are_accepted() -> None:
     for url in ("http://127.0.0.1:9001/", "https://127.0.0.1:9000/", "http://127.0.0.2:9000/"):
         with pytest.raises(WebhookUrlError):
             await allowing.check(url)
+
+
+@pytest.mark.parametrize("origin", ["127.0.0.1:9000", "http://", "http://a.example/hook", "*"])
+async def test_an_allowed_origin_that_matches_no_webhook_is_refused(origin: str) -> None:
+    with pytest.raises(UsageError, match="an origin must look like"):
+        await webhooks(origin)
 
 
 async def test_all_servers_of_a_store_sign_with_one_key() -> None:

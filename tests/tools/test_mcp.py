@@ -416,6 +416,14 @@ async def test_a_program_that_never_initializes_is_abandoned_also_without_a_wait
     await _bounded(server.close())
 
 
+async def test_a_server_whose_list_of_tools_violates_the_protocol_is_named_as_such(tmp_path: Path) -> None:
+    program = OLD.replace('{"type": "object"}', '{"properties": {}}')
+    server = McpServer.stdio(sys.executable, ["-c", program, str(tmp_path / "ledger")], name="files")
+    with pytest.raises(ToolsUnavailableError, match="sent an answer that violates the protocol"):
+        await _tools(server)
+    await _bounded(server.close())
+
+
 @pytest.mark.usefixtures("_soon_killed")
 async def test_a_server_that_is_busy_with_a_call_keeps_its_known_tools(
     old: McpServer, ledger: ServerLedger, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from midstream.cli.input_file import InputFile
+from midstream.cli.option_groups import FiniteRange
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.session_options import server_options
 from midstream.cli.session_sources import IssuedCredential, ServerSource
@@ -73,7 +74,7 @@ def revoke_all(principal: str | None, source: ServerSource, output: Output) -> N
     "--sessions", metavar="NAME|PREFIX*", help="Permit only this session, or those with this prefix."
 )
 @click.option(
-    "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the token ends (default: never)."
+    "--days", type=FiniteRange(min=0, min_open=True), help="Days until the token ends (default: never)."
 )
 @click.option("--comment", default="", help="Comment at the end of the line.")
 @json_option("Print one JSON object.")

@@ -15,7 +15,7 @@ from midstream.agents.pool import PoolLimits
 from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.agents.prior_transcript import TranscriptBudget
 from midstream.cli.mcp_servers import read_servers
-from midstream.cli.option_groups import group_options
+from midstream.cli.option_groups import FiniteRange, group_options
 from midstream.cli.upstream_options import CLI, SILENCE_S, STORE, UpstreamOptions
 from midstream.errors import UsageError
 
@@ -114,7 +114,7 @@ _ON_POOL = (
     ),
     click.option(
         "--pool-days",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         default=RECORD_AGE_MAX_S / DAY_S,
         show_default=True,
         help="Days after its last use until an agent's record is deleted.",
@@ -128,21 +128,21 @@ _ON_POOL = (
     ),
     click.option(
         "--agent-rest",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
         help="Seconds without a message after which an open agent is closed; the next message resumes it. "
         "300 by default, 60 for Claude Code.",
     ),
     click.option(
         "--agent-memory",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="MIB",
         help="Memory limit in MiB of all agents' processes; beyond it, idle agents of Claude Code and ACP are closed, "
         "longest idle first, and resumed by their next message (default: no limit; Linux only).",
     ),
     click.option(
         "--turn-wait",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
         default=PoolLimits().wait_s,
         show_default=True,
@@ -165,7 +165,7 @@ _ON_POOL = (
     click.option(
         "--silence",
         "silence_s",
-        type=click.FloatRange(min=0, max=SILENCE_MAX_S, min_open=True),
+        type=FiniteRange(min=0, max=SILENCE_MAX_S, min_open=True),
         metavar="SECONDS",
         default=SILENCE_S,
         show_default=True,

@@ -123,7 +123,7 @@ def _read_key(path: Path, advice: str, *, follows_links: bool) -> str:
 def _checked(found: GatewayKey) -> GatewayKey:
     if found.key is not None and len(found.key) < KEY_CHARS_MIN:
         raise UsageError(
-            f"the key {found.place} has fewer than {KEY_CHARS_MIN} characters and can be guessed; remove "
+            f"the key ({found.place}) has fewer than {KEY_CHARS_MIN} characters and can be guessed; remove "
             "it, and a key is generated"
         )
     return found

@@ -8,6 +8,7 @@ import click
 from msgspec import Struct
 
 from midstream.cli import Invocation
+from midstream.cli.option_groups import FiniteRange
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.times import time_of
 from midstream.cli.token_lines import add_token, read_tokens, write_tokens
@@ -60,14 +61,14 @@ def keys() -> None:
 @click.option("--tokens-per-month", type=_COUNT, help="Limit of input and output tokens of a month (UTC).")
 @click.option(
     "--budget-per-month",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Limit of the cost of a month (UTC), in the currency of --input-price and --output-price.",
 )
 @click.option(
     "--model", "models", multiple=True, metavar="NAME", help="Permit only this model; may be repeated."
 )
 @click.option(
-    "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the key ends (default: never)."
+    "--days", type=FiniteRange(min=0, min_open=True), help="Days until the key ends (default: never)."
 )
 @click.option("--comment", default="", help="Comment at the end of the line.")
 @json_option()
@@ -108,7 +109,7 @@ def list_keys(context: click.Context, output: Output) -> None:
 def _cells(line: KeyLine) -> tuple[str, ...]:
     ends = "never ends" if line.expires_at is None else f"ends {time_of(line.expires_at)}"
     limits = [
-        f"{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else f'{value:g}'}"
+        f"{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else f'{value:.16g}'}"
         for name in line.allowance.__struct_fields__
         if (value := getattr(line.allowance, name))
     ]
@@ -120,7 +121,10 @@ def _cells(line: KeyLine) -> tuple[str, ...]:
 @json_option()
 @click.pass_context
 def revoke(context: click.Context, name: str, output: Output) -> None:
-    """Revoke all keys of a user, or the key with this id (see `list`). Their usage stays counted."""
+    """Revoke all keys of a user (in a tenant: TENANT:USER), or the key with this id (see `list`).
+
+    Their usage stays counted.
+    """
     file = _file_of(context)
     kept, count = [], 0
     for line in read_tokens(file).splitlines() if file.exists() else []:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from typing_extensions import override
 
 from midstream.cli.key_option import KeyLocationType
 from midstream.cli.log_format import FORMATS
@@ -13,6 +15,17 @@ from midstream.cli.log_format import FORMATS
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers of a range, without infinity and NaN, which `click.FloatRange` accepts."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def group_options(*options: Callable[[F], F]) -> Callable[[F], F]:

@@ -41,10 +41,16 @@ def add_token(
     """
     world = World()
     now = datetime.fromtimestamp(world.now(), UTC)
+    try:
+        ends = _stamp(now + timedelta(days=days)) if days else ""
+    except OverflowError as error:
+        raise UsageError(
+            f"--days {days:g} is beyond the year 9999; give fewer, or none for no end"
+        ) from error
     token = world.new_secret()
     words = [
         *(f"{name}={value}" for name, value in settings.items() if value),
-        f"expires={_stamp(now + timedelta(days=days))}" if days else "",
+        f"expires={ends}" if ends else "",
         f"added={_stamp(now)}",
         f"# {clean(comment, is_one_line=True)}" if comment else "",
     ]

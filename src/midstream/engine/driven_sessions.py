@@ -508,9 +508,10 @@ class Driver:
         """Refuse to continue a turn of an agent of another name (TURN-86)."""
         if not self._may_go_on(state):
             theirs = f"{state.agent!r} {state.agent_version}".strip()
+            ours = f"{self.agent!r} {self.agent_version}".strip()
             raise AgentMismatchError(
-                f"the open turn of session {session!r} belongs to the agent {theirs}, and this program runs "
-                f"{self.agent!r}: run that agent on this store, or end the turn with `abandon`"
+                f"the open turn of session {session!r} belongs to the agent {theirs}, and this program runs {ours}: "
+                "run that agent on this store, or end the turn with `abandon`"
             )
 
     async def _open_turn(

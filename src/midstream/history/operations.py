@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from midstream.errors import InvalidHistoryError, UnreadableHistoryError
+from midstream.errors import InvalidHistoryError, UnreadableHistoryError, UsageError
 from midstream.history.codecs.codec_spec import Format, Value
 from midstream.history.codecs.format_registry import FORMATS, FormatName, find_format
 from midstream.history.codecs.recognition import candidates_for
 from midstream.history.conversion import Converted, convert_messages
 from midstream.history.profiles import ProfileName, find_profile, profile_for
 from midstream.history.repair.modes import CallerKnowledge, Mode, finding_of, repair_in_mode, require_mode
+from midstream.history.repair.placeholders import OUTCOMES
 from midstream.history.repair.report import Advice, Edit, Finding, Repaired
 from midstream.history.repair.walk import Thinking
 
@@ -77,11 +78,13 @@ def repair(
         InvalidHistoryError: The history is not a list, or a message is not a JSON value (cyclic, too deep, objects).
         HistoryRefusedError: In mode `strict`, the provider would refuse the history; `findings` has the reasons.
         UnreadableHistoryError: No format was named, and several are possible; the message lists them.
-        UsageError: There is no format, profile or mode with this name.
+        UsageError: There is no format, profile, mode or outcome with this name.
     """
     if not isinstance(messages, list):
         raise InvalidHistoryError(f"a history must be a list of messages; got {type(messages).__name__}")
     require_mode(mode)
+    if unknown := sorted({str(each) for each in (outcomes or {}).values()} - OUTCOMES.keys()):
+        raise UsageError(f"unknown outcome {unknown[0]!r}; known: {', '.join(OUTCOMES)}")
     given = CallerKnowledge(
         system=system,
         model=model,

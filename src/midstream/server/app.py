@@ -127,8 +127,8 @@ def asgi(
             streams may send webhooks. Without a port, each port of the host. Others need a public address and HTTPS.
 
     Raises:
-        UsageError: `access` is given, and the store has no key-value part (`KeyValue`); or one of `allowed_origins` is
-            not an origin, such as `*`.
+        UsageError: `access` is given, and the store has no key-value part (`KeyValue`); or one of `allowed_origins` or
+            of `webhook_origins` is not an origin, such as `*`.
     """
     require_agent(agent)
     allowed_origins = origins_of(allowed_origins)

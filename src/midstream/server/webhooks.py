@@ -22,6 +22,7 @@ from midstream.agents.attachments import is_public_address, resolve
 from midstream.environment import World
 from midstream.errors import EntryMovedError, UsageError
 from midstream.extras import extra
+from midstream.server.auth.origins import require_origins
 from midstream.store.contract import KeyValue
 
 if TYPE_CHECKING:
@@ -100,12 +101,16 @@ class Webhooks:
         kv: Stores the key.
         allowed_origins: Allowed origins in any network, such as `http://127.0.0.1:9000`; without a port, all ports of
             that host.
+
+    Raises:
+        UsageError: An entry of `allowed_origins` is not an origin.
     """
 
     def __init__(self, kv: KeyValue, world: World, allowed_origins: Collection[str] = ()) -> None:
         self._kv = kv
         self._world = world
         self._allowed = frozenset(each.rstrip("/").lower() for each in allowed_origins)
+        require_origins(self._allowed)
         self._key: SigningKey | None = None
         self._sending = asyncio.Semaphore(SENDING_MAX)
 

@@ -513,5 +513,7 @@ def _reason_of(error: BaseException) -> str:
             return f"did not start within {CONNECT_S:g} s"
         case OSError():
             return f"cannot be started or reached: {error.strerror or type(error).__name__}"
+        case ValueError():  # the SDK's validation
+            return "sent an answer that violates the protocol"
         case _:
             return f"cannot be reached ({type(error).__name__})"

@@ -18,6 +18,7 @@ from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.errors import (
     KeyMissingError,
+    KeysUnavailableError,
     MidstreamError,
     StoreDamagedError,
     UnavailableError,
@@ -28,6 +29,7 @@ from midstream.session.records import Sync
 from midstream.session.turn.commands import SendMessage
 from midstream.store import Batch, RemoteKeys, SessionListing, SQLiteStore, Store, encrypt_store
 from midstream.testing import ScriptedModel, text
+from tests.certificates import certificate
 from tests.key_endpoint import TOKEN, Accepted, key_endpoint, serving
 from tests.spec import spec
 from tests.store.keys import keys_in
@@ -180,6 +182,18 @@ async def test_an_unreachable_endpoint_is_a_retryable_error(tmp_path: Path) -> N
     assert (caught.value.retry, caught.value.retry_after_s) == ("later", 1.0)
     with key_endpoint(tmp_path) as url:
         assert await _run_turn(_store(path, url)) > 0
+
+
+@spec("SEC-61")
+async def test_a_certificate_is_checked_and_one_of_an_own_authority_can_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem = certificate(tmp_path / "server.pem")
+    with key_endpoint(tmp_path, pem=pem) as url:
+        with pytest.raises(KeysUnavailableError, match=r"certificate .* was refused .* SSL_CERT_FILE"):
+            await _run_turn(_store(tmp_path / "sessions.db", url))
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        assert await _run_turn(_store(tmp_path / "sessions.db", url)) > 0
 
 
 @spec("SEC-62")

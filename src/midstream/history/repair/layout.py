@@ -179,7 +179,7 @@ class LayoutWriter:
         """Return the text of an outcome: from the caller, else derived from the call."""
         outcome = self.task.outcomes.get(call.id or "")
         if outcome is not None:
-            return OUTCOMES.get(outcome, outcome)
+            return OUTCOMES[outcome]
         was_cut = call.failed or (isinstance(call.raw, dict) and call.raw.get("status") == "incomplete")
         return NOT_STARTED if was_cut else UNKNOWN
 

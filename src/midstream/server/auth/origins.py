@@ -38,8 +38,8 @@ _ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def origins_of(names: Collection[str]) -> frozenset[str]:
-    """Normalize origins like browsers: lower case, without the default port.
+def require_origins(names: Collection[str]) -> None:
+    """Require that each name is an origin.
 
     Raises:
         UsageError: An entry is not an origin: it has a path, or is a pattern such as `*`.
@@ -49,6 +49,15 @@ def origins_of(names: Collection[str]) -> frozenset[str]:
             raise UsageError(
                 f"an origin must look like 'https://app.example' or 'http://localhost:5173'; got {name!r}"
             )
+
+
+def origins_of(names: Collection[str]) -> frozenset[str]:
+    """Normalize origins like browsers: lower case, without the default port.
+
+    Raises:
+        UsageError: An entry is not an origin.
+    """
+    require_origins(names)
     small = (name.lower() for name in names)
     return frozenset(name.removesuffix(_USUAL_PORTS.get(_parts_of(name)[0], "")) for name in small)
 

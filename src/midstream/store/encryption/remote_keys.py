@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import re
+import ssl
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
@@ -137,6 +138,10 @@ class RemoteKeys(OperatorKeys, UnwrapsMany):
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, answered = await loop.run_in_executor(self._threads, self._post, action, body)
+        except ssl.SSLCertVerificationError as error:
+            message = f"the certificate of the key endpoint {self.url} was refused ({error.verify_message}); "
+            advice = "SSL_CERT_FILE can name a file with its authority"
+            raise KeysUnavailableError(message + advice, retry_after_s=RETRY_AFTER_S) from error
         except (OSError, http.client.HTTPException) as error:  # a TimeoutError is an OSError
             raise self._away(type(error).__name__) from error
         if status != http.client.OK:
