@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
@@ -666,6 +667,45 @@ async def _follow_dead_node(places: Places, store: ScriptedStore) -> tuple[Host,
     await watching.was_called.wait()
     await places.kill(here)
     return there, theirs
+
+
+@spec("TURN-55")
+async def test_a_session_that_is_being_claimed_here_is_read_up_to_date(places: Places) -> None:
+    here = await places.host([text("first"), text("second")])
+    store = ScriptedStore(places.memory)
+    there = await places.host(store=store)
+    await run_turn_of(here, "hi")
+    theirs = await there.session("s")
+    claim = store.hold("claim")
+    sending = asyncio.ensure_future(theirs.submit(SendMessage(UserMessage.of("more"))))
+    await claim.was_called.wait()
+    ours = await _send_message(here, "again")
+    acknowledged = ours.newest.position
+
+    async def newest_there() -> int:
+        return (await there.session("s")).newest.position
+
+    reading = asyncio.ensure_future(newest_there())
+    await asyncio.sleep(0)
+    claim.may_continue.set()
+    assert await reading >= acknowledged
+    with contextlib.suppress(SessionBusyError):
+        await sending
+
+
+@spec("TURN-55")
+async def test_a_glance_at_a_followed_session_is_up_to_date(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    await run_turn_of(here, "hi")
+    await there.session("s")
+    await _send_message(here, "again")
+    assert (await there.glance("s")).is_live
+    assert await there.put_to_sleep("s")
+    await there.session("s")
+    await (await here.session("s")).submit(Cancel())
+    await here.delete("s")
+    assert not (await there.glance("s")).turns
 
 
 @spec("TURN-51")

@@ -403,8 +403,10 @@ class Host:
 
     async def glance(self, session_id: str) -> Session:
         """Return the state of a session without waking it; an empty state if there is no such session."""
-        awake = self.awake.get(session_id)
-        return awake.state if awake is not None else await self._peek(session_id)
+        runner = self.awake.get(session_id)
+        if runner is not None and runner.may_grow_elsewhere:
+            await runner.refresh()
+        return await self._peek(session_id) if runner is None or runner.has_failed else runner.state
 
     async def delete(self, session_id: str) -> None:
         """Delete an idle session with all its records, and the sessions of its sub-agents.
