@@ -18,6 +18,7 @@ from midstream.errors import (
     LeaseLostError,
     SeqnoReusedError,
     SessionBusyError,
+    SessionNotFoundError,
     StoreBusyError,
 )
 from midstream.history.messages import Outcome, ToolResult, UserMessage
@@ -691,6 +692,47 @@ async def test_a_session_that_is_being_claimed_here_is_read_up_to_date(places: P
     assert await reading >= acknowledged
     with contextlib.suppress(SessionBusyError):
         await sending
+
+
+@spec("TURN-55")
+async def test_a_session_that_is_being_opened_here_is_read_up_to_date(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    store = ScriptedStore(places.memory)
+    there = await places.host(store=store)
+    ours = await _send_message(here, "hi")
+    claim = store.hold("claim")
+    opening = asyncio.ensure_future(there.session("s"))
+    await claim.was_called.wait()
+    await ours.submit(Cancel())
+    acknowledged = ours.newest.position
+
+    async def newest_there() -> int:
+        return (await there.session("s")).newest.position
+
+    reading = asyncio.ensure_future(newest_there())
+    await asyncio.sleep(0)
+    claim.may_continue.set()
+    assert await reading >= acknowledged
+    await opening
+
+
+@spec("TURN-56")
+async def test_a_session_that_is_deleted_while_it_is_opened_here_does_not_exist(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    store = ScriptedStore(places.memory)
+    there = await places.host(store=store)
+    ours = await _send_message(here, "hi")
+    claim = store.hold("claim")
+    opening = asyncio.ensure_future(there.session("s"))
+    await claim.was_called.wait()
+    await ours.submit(Cancel())
+    await here.delete("s")
+    reading = asyncio.ensure_future(there.session("s"))
+    await asyncio.sleep(0)
+    claim.may_continue.set()
+    for each in (opening, reading):
+        with pytest.raises(SessionNotFoundError):
+            await each
 
 
 @spec("TURN-55")

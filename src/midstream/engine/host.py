@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from midstream.engine.sleeping import MemoryLimits, Sleeping
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,
+    JournalMovedError,
     MidstreamError,
     SessionNotFoundError,
     UsageError,
@@ -252,6 +254,9 @@ class Host:
 
     async def awaken(self, session_id: str) -> Runner:
         """Return a session, awake, existing or not; see `session`."""
+        if (opening := self._opening.get(session_id)) is not None:  # its state may be older than this call
+            with suppress(MidstreamError):
+                await asyncio.shield(opening)
         runner = self.awake.get(session_id)
         if runner is not None and runner.may_grow_elsewhere:
             await runner.refresh()  # also during a claim: its state is older than another node's last records
@@ -540,6 +545,8 @@ class Host:
         except BaseException as error:  # the session may be claimed already, and its work begun
             is_given_up = isinstance(error, asyncio.CancelledError) and journal.hides_no_death
             await runner.stop(StopMode.HAND_OVER if is_given_up else StopMode.CLOSE, _draining())
+            if isinstance(error, JournalMovedError):  # it was deleted meanwhile
+                return await self._open(session_id)
             raise
         surplus = self._sleeping.surplus()
         self.awake.runners[session_id] = runner
