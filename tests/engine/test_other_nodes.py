@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
@@ -62,7 +63,12 @@ class ScriptedStore(StoreInFront):
     def __init__(self, memory: Memory) -> None:
         super().__init__(MemoryStore(memory))
         self.refused = ""
+        self.last_joined_at = -math.inf
         self._holds: dict[str, Hold] = {}
+
+    @property
+    def joined_at(self) -> float:
+        return self.last_joined_at
 
     def hold(self, operation: str) -> Hold:
         """Let the next operation wait; `claimed` waits for the return of a claim that has happened."""
@@ -733,6 +739,21 @@ async def test_a_session_that_is_deleted_while_it_is_opened_here_does_not_exist(
     for each in (opening, reading):
         with pytest.raises(SessionNotFoundError):
             await each
+
+
+@spec("TURN-55")
+async def test_a_session_that_was_claimed_while_its_node_was_disconnected_is_read_up_to_date(
+    places: Places,
+) -> None:
+    store = ScriptedStore(places.memory)
+    here = await places.host([text("first")], store=store)
+    there = await places.host([text("second")])
+    await run_turn_of(here, "hi")
+    places.memory.living.discard(store.node)
+    acknowledged = (await _send_message(there, "again")).newest.position
+    places.memory.living.add(store.node)
+    store.last_joined_at = here.world.monotonic()
+    assert (await here.session("s")).newest.position >= acknowledged
 
 
 @spec("TURN-55")
