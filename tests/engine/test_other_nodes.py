@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
@@ -19,7 +18,6 @@ from midstream.errors import (
     LeaseLostError,
     SeqnoReusedError,
     SessionBusyError,
-    SessionNotFoundError,
     StoreBusyError,
 )
 from midstream.history.messages import Outcome, ToolResult, UserMessage
@@ -133,7 +131,7 @@ async def places() -> AsyncIterator[Places]:
         await places.stop()
 
 
-async def _send_message(host: Host, words: str, session: str = "s") -> Runner:
+async def send_message(host: Host, words: str, session: str = "s") -> Runner:
     runner = await host.session(session, create=True)
     await runner.submit(SendMessage(UserMessage.of(words)))
     return runner
@@ -160,7 +158,7 @@ async def test_a_reader_on_another_node_receives_the_turn_as_it_grows(places: Pl
     go = asyncio.Event()
     here = await places.host([[TextDelta("half"), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host()
-    ours = await _send_message(here, "hi")
+    ours = await send_message(here, "hi")
     theirs = await there.session("s")
     theirs.attach()
     assert theirs.is_following
@@ -196,7 +194,7 @@ async def test_the_owning_node_decides_commands_of_other_nodes(places: Places) -
 
 async def run_turn_of(host: Host, words: str) -> None:
     """Let a host own session s: one turn, cancelled."""
-    runner = await _send_message(host, words)
+    runner = await send_message(host, words)
     await runner.submit(Cancel())
 
 
@@ -237,7 +235,7 @@ async def test_a_withdraw_or_resume_decided_twice_takes_effect_once(places: Plac
     """A command without a name (all waiting ones, the last turn) must not change its meaning the second time."""
     here = await places.host([[Stall()]])
     there = await places.host()
-    ours = await _send_message(here, "first")
+    ours = await send_message(here, "first")
     theirs = await there.session("s")
     await here._caretaker.stop()
     later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE)
@@ -277,7 +275,7 @@ async def test_an_undecided_command_of_a_dead_node_goes_to_the_next(places: Plac
 async def test_a_surviving_node_continues_unprompted_and_its_readers_stay(places: Places) -> None:
     here = await places.host([[TextDelta("half"), Stall()]])
     others = [await places.host([text("the whole")]) for _ in range(3)]
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     reader = await others[0].session("s")
     reader.attach()
     await places.kill(here)
@@ -293,7 +291,7 @@ async def test_a_stopping_host_gives_up_at_a_boundary_while_others_live(places: 
     go = asyncio.Event()
     here = await places.host([[TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host([text("no")])
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     await _until(lambda: here._caretaker.peers == 1)
     stopping = asyncio.ensure_future(here.stop(grace_s=5))
     for _ in range(5):
@@ -309,7 +307,7 @@ async def test_a_stopping_host_gives_up_at_a_boundary_while_others_live(places: 
 @spec("TURN-54")
 async def test_nodes_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
     host = await places.host([[Stall()]])
-    await _send_message(host, "hi")
+    await send_message(host, "hi")
     for _ in range(4):
         await host.stop(grace_s=0.01)
         host = await places.host([[Stall()]])
@@ -326,7 +324,7 @@ async def test_a_busy_store_at_the_death_of_a_node_is_tried_again(places: Places
     here = await places.host([[Stall()]])
     store = FailingStore(MemoryStore(places.memory))
     there = await places.host([text("done")], store=store)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     store.outage = StoreBusyError("locked")
     await places.kill(here)
     await _until(lambda: bool(there._caretaker._taking_up))
@@ -336,7 +334,7 @@ async def test_a_busy_store_at_the_death_of_a_node_is_tried_again(places: Places
 
 async def test_recovery_does_not_keep_sessions_of_other_nodes_awake(places: Places) -> None:
     here = await places.host([[Stall()]])
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     there = await places.host()
     assert (there.recovery.total, there.recovery.elsewhere, there.recovery.failed) == (1, 1, 0)
     assert there.awake.get("s") is None
@@ -346,7 +344,7 @@ async def test_a_followed_session_sleeps_only_without_a_reader_and_its_error_adv
     places: Places,
 ) -> None:
     here = await places.host([[Stall()]])
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     there = await places.host()
     followed = await there.session("s")
     followed.attach()
@@ -376,7 +374,7 @@ async def test_the_deletion_of_a_followed_session_ends_its_readers(places: Place
 async def test_any_node_can_delete_a_session_but_not_during_a_turn(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()
-    runner = await _send_message(here, "hi")
+    runner = await send_message(here, "hi")
     with pytest.raises(SessionBusyError):
         await there.delete("s")
     await runner.submit(Cancel())
@@ -423,7 +421,7 @@ async def test_a_session_given_up_while_another_node_claims_it_counts_as_handed_
     claiming = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([[Stall()]], store=claiming)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     theirs = await there.session("s")
     claim = claiming.hold("claim")
     second = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
@@ -442,7 +440,7 @@ async def test_a_stopping_host_gives_up_a_session_that_it_was_just_claiming(
 ) -> None:
     claiming = ScriptedStore(places.memory)
     first = await places.host([[Stall()]])
-    await _send_message(first, "hi")
+    await send_message(first, "hi")
     await first.stop(grace_s=0.01)
     hold = claiming.hold(moment)
     second = Host(Agent(ScriptedModel([[Stall()]])), claiming)
@@ -464,7 +462,7 @@ async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(p
     here = await places.host([[Gate(go), TextDelta("a"), Finished()]], store=busy)
     there = await places.host([text("b")])
     await _until(lambda: here.has_peers)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     releasing = busy.hold("release")
     stopping = asyncio.ensure_future(here.stop(grace_s=WAIT_S))
     go.set()
@@ -520,7 +518,7 @@ async def test_a_session_whose_runner_failed_at_its_node_can_be_deleted_by_anoth
     await run_turn(here, "s", "hi")
     store.outage = LeaseLostError("somebody took it, and was killed")
     with pytest.raises(LeaseLostError):
-        await _send_message(here, "and?")
+        await send_message(here, "and?")
     store.outage = None
     assert not _is_free(places, "s"), "a runner that failed gives nothing up"
     await there.delete("s")
@@ -564,7 +562,7 @@ async def test_a_parent_receives_the_child_that_another_process_runs(places: Pla
     child = await there.child("s::1.1.0", ("research",))
     place = Parent("s", 1, 1, "call_1", ("research",))
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
-    parent = await _send_message(here, "where is it?")
+    parent = await send_message(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
@@ -583,7 +581,7 @@ async def test_a_parent_cancels_the_child_that_another_process_runs(places: Plac
     child = await there.child("s::1.1.0", ("research",))
     place = Parent("s", 1, 1, "call_1", ("research",))
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
-    parent = await _send_message(here, "where is it?")
+    parent = await send_message(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
@@ -640,7 +638,7 @@ async def test_a_child_taken_from_a_frozen_process_is_not_given_up_by_its_parent
     go = asyncio.Event()
     here.agent = _boss([TextDelta("half "), Gate(go), Finished()])
     there.agent = _boss(text("whole"))
-    parent = await _send_message(here, "where is it?")
+    parent = await send_message(here, "where is it?")
     await _until(lambda: "s::1.1.0" in places.memory.sessions and bool(places.records("s::1.1.0")))
     assert isinstance(here.store, MemoryStore)
     places.memory.living.discard(here.store.node)  # its heartbeat was missed for a moment
@@ -666,7 +664,7 @@ async def _follow_dead_node(places: Places, store: ScriptedStore) -> tuple[Host,
     """Return a host that followed a turn whose node died, and has not been informed of that."""
     here = await places.host([[Stall()]])
     there = await places.host([text("done"), text("done")], store=store)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     theirs = await there.session("s")
     await _until(lambda: there._caretaker.peers == 1)
     watching = store.hold("watch")
@@ -674,101 +672,6 @@ async def _follow_dead_node(places: Places, store: ScriptedStore) -> tuple[Host,
     await watching.was_called.wait()
     await places.kill(here)
     return there, theirs
-
-
-@spec("TURN-55")
-async def test_a_session_that_is_being_claimed_here_is_read_up_to_date(places: Places) -> None:
-    here = await places.host([text("first"), text("second")])
-    store = ScriptedStore(places.memory)
-    there = await places.host(store=store)
-    await run_turn_of(here, "hi")
-    theirs = await there.session("s")
-    claim = store.hold("claim")
-    sending = asyncio.ensure_future(theirs.submit(SendMessage(UserMessage.of("more"))))
-    await claim.was_called.wait()
-    ours = await _send_message(here, "again")
-    acknowledged = ours.newest.position
-
-    async def newest_there() -> int:
-        return (await there.session("s")).newest.position
-
-    reading = asyncio.ensure_future(newest_there())
-    await asyncio.sleep(0)
-    claim.may_continue.set()
-    assert await reading >= acknowledged
-    with contextlib.suppress(SessionBusyError):
-        await sending
-
-
-@spec("TURN-55")
-async def test_a_session_that_is_being_opened_here_is_read_up_to_date(places: Places) -> None:
-    here = await places.host([[Stall()]])
-    store = ScriptedStore(places.memory)
-    there = await places.host(store=store)
-    ours = await _send_message(here, "hi")
-    claim = store.hold("claim")
-    opening = asyncio.ensure_future(there.session("s"))
-    await claim.was_called.wait()
-    await ours.submit(Cancel())
-    acknowledged = ours.newest.position
-
-    async def newest_there() -> int:
-        return (await there.session("s")).newest.position
-
-    reading = asyncio.ensure_future(newest_there())
-    await asyncio.sleep(0)
-    claim.may_continue.set()
-    assert await reading >= acknowledged
-    await opening
-
-
-@spec("TURN-56")
-async def test_a_session_that_is_deleted_while_it_is_opened_here_does_not_exist(places: Places) -> None:
-    here = await places.host([[Stall()]])
-    store = ScriptedStore(places.memory)
-    there = await places.host(store=store)
-    ours = await _send_message(here, "hi")
-    claim = store.hold("claim")
-    opening = asyncio.ensure_future(there.session("s"))
-    await claim.was_called.wait()
-    await ours.submit(Cancel())
-    await here.delete("s")
-    reading = asyncio.ensure_future(there.session("s"))
-    await asyncio.sleep(0)
-    claim.may_continue.set()
-    for each in (opening, reading):
-        with pytest.raises(SessionNotFoundError):
-            await each
-
-
-@spec("TURN-55")
-async def test_a_session_that_was_claimed_while_its_node_was_disconnected_is_read_up_to_date(
-    places: Places,
-) -> None:
-    store = ScriptedStore(places.memory)
-    here = await places.host([text("first")], store=store)
-    there = await places.host([text("second")])
-    await run_turn_of(here, "hi")
-    places.memory.living.discard(store.node)
-    acknowledged = (await _send_message(there, "again")).newest.position
-    places.memory.living.add(store.node)
-    store.last_joined_at = here.world.monotonic()
-    assert (await here.session("s")).newest.position >= acknowledged
-
-
-@spec("TURN-55")
-async def test_a_glance_at_a_followed_session_is_up_to_date(places: Places) -> None:
-    here = await places.host([[Stall()]])
-    there = await places.host()
-    await run_turn_of(here, "hi")
-    await there.session("s")
-    await _send_message(here, "again")
-    assert (await there.glance("s")).is_live
-    assert await there.put_to_sleep("s")
-    await there.session("s")
-    await (await here.session("s")).submit(Cancel())
-    await here.delete("s")
-    assert not (await there.glance("s")).turns
 
 
 @spec("TURN-51")
@@ -808,7 +711,7 @@ async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
     watching = store.hold("watch")
     there._caretaker.refresh_followed()
     await watching.was_called.wait()
-    await _send_message(here, "second")
+    await send_message(here, "second")
     await places.kill(here)
     store.refused = "read"
     with pytest.raises(StoreBusyError):
@@ -826,7 +729,7 @@ async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     store = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([text("done")], store=store)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     theirs = await there.session("s")
     claim = store.hold("claim")
     assert isinstance(here.store, MemoryStore)
