@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
@@ -61,7 +62,12 @@ class ScriptedStore(StoreInFront):
     def __init__(self, memory: Memory) -> None:
         super().__init__(MemoryStore(memory))
         self.refused = ""
+        self.last_joined_at = -math.inf
         self._holds: dict[str, Hold] = {}
+
+    @property
+    def joined_at(self) -> float:
+        return self.last_joined_at
 
     def hold(self, operation: str) -> Hold:
         """Let the next operation wait; `claimed` waits for the return of a claim that has happened."""
@@ -126,7 +132,7 @@ async def places() -> AsyncIterator[Places]:
         await places.stop()
 
 
-async def _send_message(host: Host, words: str, session: str = "s") -> Runner:
+async def send_message(host: Host, words: str, session: str = "s") -> Runner:
     runner = await host.session(session, create=True)
     await runner.submit(SendMessage(UserMessage.of(words)))
     return runner
@@ -153,7 +159,7 @@ async def test_a_reader_on_another_node_receives_the_turn_as_it_grows(places: Pl
     go = asyncio.Event()
     here = await places.host([[TextDelta("half"), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host()
-    ours = await _send_message(here, "hi")
+    ours = await send_message(here, "hi")
     theirs = await there.session("s")
     theirs.attach()
     assert theirs.is_following
@@ -189,7 +195,7 @@ async def test_the_owning_node_decides_commands_of_other_nodes(places: Places) -
 
 async def run_turn_of(host: Host, words: str) -> None:
     """Let a host own session s: one turn, cancelled."""
-    runner = await _send_message(host, words)
+    runner = await send_message(host, words)
     await runner.submit(Cancel())
 
 
@@ -230,7 +236,7 @@ async def test_a_withdraw_or_resume_decided_twice_takes_effect_once(places: Plac
     """A command without a name (all waiting ones, the last turn) must not change its meaning the second time."""
     here = await places.host([[Stall()]])
     there = await places.host()
-    ours = await _send_message(here, "first")
+    ours = await send_message(here, "first")
     theirs = await there.session("s")
     await here._caretaker.stop()
     later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE)
@@ -270,7 +276,7 @@ async def test_an_undecided_command_of_a_dead_node_goes_to_the_next(places: Plac
 async def test_a_surviving_node_continues_unprompted_and_its_readers_stay(places: Places) -> None:
     here = await places.host([[TextDelta("half"), Stall()]])
     others = [await places.host([text("the whole")]) for _ in range(3)]
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     reader = await others[0].session("s")
     reader.attach()
     await places.kill(here)
@@ -286,7 +292,7 @@ async def test_a_stopping_host_gives_up_at_a_boundary_while_others_live(places: 
     go = asyncio.Event()
     here = await places.host([[TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host([text("no")])
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     await _until(lambda: here._caretaker.peers == 1)
     stopping = asyncio.ensure_future(here.stop(grace_s=5))
     for _ in range(5):
@@ -302,7 +308,7 @@ async def test_a_stopping_host_gives_up_at_a_boundary_while_others_live(places: 
 @spec("TURN-54")
 async def test_nodes_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
     host = await places.host([[Stall()]])
-    await _send_message(host, "hi")
+    await send_message(host, "hi")
     for _ in range(4):
         await host.stop(grace_s=0.01)
         host = await places.host([[Stall()]])
@@ -319,7 +325,7 @@ async def test_a_busy_store_at_the_death_of_a_node_is_tried_again(places: Places
     here = await places.host([[Stall()]])
     store = FailingStore(MemoryStore(places.memory))
     there = await places.host([text("done")], store=store)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     store.outage = StoreBusyError("locked")
     await places.kill(here)
     await _until(lambda: bool(there._caretaker._taking_up))
@@ -329,7 +335,7 @@ async def test_a_busy_store_at_the_death_of_a_node_is_tried_again(places: Places
 
 async def test_recovery_does_not_keep_sessions_of_other_nodes_awake(places: Places) -> None:
     here = await places.host([[Stall()]])
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     there = await places.host()
     assert (there.recovery.total, there.recovery.elsewhere, there.recovery.failed) == (1, 1, 0)
     assert there.awake.get("s") is None
@@ -339,7 +345,7 @@ async def test_a_followed_session_sleeps_only_without_a_reader_and_its_error_adv
     places: Places,
 ) -> None:
     here = await places.host([[Stall()]])
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     there = await places.host()
     followed = await there.session("s")
     followed.attach()
@@ -369,7 +375,7 @@ async def test_the_deletion_of_a_followed_session_ends_its_readers(places: Place
 async def test_any_node_can_delete_a_session_but_not_during_a_turn(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()
-    runner = await _send_message(here, "hi")
+    runner = await send_message(here, "hi")
     with pytest.raises(SessionBusyError):
         await there.delete("s")
     await runner.submit(Cancel())
@@ -416,7 +422,7 @@ async def test_a_session_given_up_while_another_node_claims_it_counts_as_handed_
     claiming = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([[Stall()]], store=claiming)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     theirs = await there.session("s")
     claim = claiming.hold("claim")
     second = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
@@ -435,7 +441,7 @@ async def test_a_stopping_host_gives_up_a_session_that_it_was_just_claiming(
 ) -> None:
     claiming = ScriptedStore(places.memory)
     first = await places.host([[Stall()]])
-    await _send_message(first, "hi")
+    await send_message(first, "hi")
     await first.stop(grace_s=0.01)
     hold = claiming.hold(moment)
     second = Host(Agent(ScriptedModel([[Stall()]])), claiming)
@@ -457,7 +463,7 @@ async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(p
     here = await places.host([[Gate(go), TextDelta("a"), Finished()]], store=busy)
     there = await places.host([text("b")])
     await _until(lambda: here.has_peers)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     releasing = busy.hold("release")
     stopping = asyncio.ensure_future(here.stop(grace_s=WAIT_S))
     go.set()
@@ -513,7 +519,7 @@ async def test_a_session_whose_runner_failed_at_its_node_can_be_deleted_by_anoth
     await run_turn(here, "s", "hi")
     store.outage = LeaseLostError("somebody took it, and was killed")
     with pytest.raises(LeaseLostError):
-        await _send_message(here, "and?")
+        await send_message(here, "and?")
     store.outage = None
     assert not _is_free(places, "s"), "a runner that failed gives nothing up"
     await there.delete("s")
@@ -557,7 +563,7 @@ async def test_a_parent_receives_the_child_that_another_process_runs(places: Pla
     child = await there.child("s::1.1.0", ("research",))
     place = Parent("s", 1, 1, "call_1", ("research",))
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
-    parent = await _send_message(here, "where is it?")
+    parent = await send_message(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
@@ -576,7 +582,7 @@ async def test_a_parent_cancels_the_child_that_another_process_runs(places: Plac
     child = await there.child("s::1.1.0", ("research",))
     place = Parent("s", 1, 1, "call_1", ("research",))
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
-    parent = await _send_message(here, "where is it?")
+    parent = await send_message(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
@@ -633,7 +639,7 @@ async def test_a_child_taken_from_a_frozen_process_is_not_given_up_by_its_parent
     go = asyncio.Event()
     here.agent = _boss([TextDelta("half "), Gate(go), Finished()])
     there.agent = _boss(text("whole"))
-    parent = await _send_message(here, "where is it?")
+    parent = await send_message(here, "where is it?")
     await _until(lambda: "s::1.1.0" in places.memory.sessions and bool(places.records("s::1.1.0")))
     assert isinstance(here.store, MemoryStore)
     places.memory.living.discard(here.store.node)  # its heartbeat was missed for a moment
@@ -659,7 +665,7 @@ async def _follow_dead_node(places: Places, store: ScriptedStore) -> tuple[Host,
     """Return a host that followed a turn whose node died, and has not been informed of that."""
     here = await places.host([[Stall()]])
     there = await places.host([text("done"), text("done")], store=store)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     theirs = await there.session("s")
     await _until(lambda: there._caretaker.peers == 1)
     watching = store.hold("watch")
@@ -706,7 +712,7 @@ async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
     watching = store.hold("watch")
     there._caretaker.refresh_followed()
     await watching.was_called.wait()
-    await _send_message(here, "second")
+    await send_message(here, "second")
     await places.kill(here)
     store.refused = "read"
     with pytest.raises(StoreBusyError):
@@ -724,7 +730,7 @@ async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     store = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([text("done")], store=store)
-    await _send_message(here, "hi")
+    await send_message(here, "hi")
     theirs = await there.session("s")
     claim = store.hold("claim")
     assert isinstance(here.store, MemoryStore)

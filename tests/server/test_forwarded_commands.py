@@ -219,6 +219,24 @@ async def test_a_forwarded_turn_counts_as_running_where_it_runs() -> None:
         assert (await post_message(pair.node_http, "s2", ADA)).json()["code"] == "limit_reached"
 
 
+@spec("STREAM-74")
+async def test_a_forwarded_turn_that_has_ended_is_not_counted_where_its_session_was_read() -> None:
+    memory = Memory()
+    limits = Limits(turns_per_principal_max=1)
+    script: Script = lambda _: [Stall()]  # noqa: E731 - one line
+    async with pair_of(lambda: MemoryStore(memory), script, limits=limits, is_guarded=True) as pair:
+        world = pair.other.host.world
+        assert (await post_message(pair.node_http, "s1", ADA)).status_code == 200
+        runner = await pair.node.host.session("s1")
+        await runner.submit(Cancel())
+        assert (await post_message(pair.other_http, "s1", ADA, **_key(2))).status_code == 200
+        assert "forward" in pair.other_store.of("s1")
+        assert (await pair.other.host.session("s1")).state.is_live
+        await runner.submit(Cancel())
+        world.monotonic = _later(world.monotonic)
+        assert (await post_message(pair.other_http, "s2", ADA)).status_code == 200
+
+
 def _later(clock: Callable[[], float]) -> Callable[[], float]:
     """Return a clock that is an hour ahead: earlier requests no longer count as starting."""
     return lambda: clock() + 3600.0

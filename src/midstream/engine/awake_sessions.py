@@ -32,9 +32,9 @@ class AwakeSessions:
         return own + [runner for name, runner in self.runners.items() if name.startswith(mark)]
 
     def is_live(self, session_id: str) -> bool:
-        """Whether a turn is open in a session that is awake here."""
+        """Whether this process runs an open turn of a session. The state of a followed session may be old."""
         runner = self.runners.get(session_id)
-        return runner is not None and runner.state.is_live
+        return runner is not None and runner.has_lease and runner.state.is_live
 
     def waits_for(self, runner: Runner) -> str:
         """Return what an awake session waits for, see `waiting_on`; `agent` if its turn is held (TURN-90)."""

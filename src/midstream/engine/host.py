@@ -30,6 +30,7 @@ from midstream.engine.sleeping import MemoryLimits, Sleeping
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,
+    JournalMovedError,
     MidstreamError,
     SessionNotFoundError,
 )
@@ -256,6 +257,9 @@ class Host:
 
     async def awaken(self, session_id: str) -> Runner:
         """Return a session, awake, existing or not; see `session`."""
+        if (opening := self._opening.get(session_id)) is not None:  # its state may be older than this call
+            with suppress(MidstreamError):
+                await asyncio.shield(opening)
         runner = self.awake.get(session_id)
         if runner is not None and runner.may_grow_elsewhere:
             with suppress(TimeoutError):
@@ -409,8 +413,10 @@ class Host:
 
     async def glance(self, session_id: str) -> Session:
         """Return the state of a session without waking it; an empty state if there is no such session."""
-        awake = self.awake.get(session_id)
-        return awake.state if awake is not None else await self._peek(session_id)
+        runner = self.awake.get(session_id)
+        if runner is not None and runner.may_grow_elsewhere:
+            await runner.refresh()
+        return await self._peek(session_id) if runner is None or runner.has_failed else runner.state
 
     async def delete(self, session_id: str) -> None:
         """Delete an idle session with all its records, and the sessions of its sub-agents.
@@ -548,6 +554,8 @@ class Host:
         except BaseException as error:  # the session may be claimed already, and its work begun
             is_given_up = isinstance(error, asyncio.CancelledError) and journal.hides_no_death
             await runner.stop(StopMode.HAND_OVER if is_given_up else StopMode.CLOSE, _draining())
+            if isinstance(error, JournalMovedError):  # it was deleted meanwhile
+                return await self._open(session_id)
             raise
         surplus = self._sleeping.surplus()
         self.awake.runners[session_id] = runner

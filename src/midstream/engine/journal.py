@@ -305,6 +305,11 @@ class Journal:
         """Forward a command to the node with the session's lease, and return the answer."""
         return await self._store.forward(self.session_id, body)
 
+    def was_held(self, *, within_s: float) -> bool:
+        """Whether this process certainly had the lease in the last `within_s` seconds, and has been a node since."""
+        is_recent = self._world.monotonic() - self.held_at <= within_s
+        return is_recent and self._store.joined_at <= self.held_at
+
     @property
     def death_noticed_s(self) -> float:
         """See `Store.death_noticed_s`."""

@@ -227,9 +227,12 @@ class Runner:
 
     @property
     def may_grow_elsewhere(self) -> bool:
-        """Whether other nodes may append: there was no append here for longer than the lease can guarantee."""
+        """Whether other nodes may append.
+
+        Without an append here for longer than the lease can guarantee, or since this process lost its connection.
+        """
         if self._phase is Phase.RUNNING:
-            return self._world.monotonic() - self.journal.held_at > session_work.HELD_FOR_S
+            return not self.journal.was_held(within_s=session_work.HELD_FOR_S)
         return self._phase is Phase.FOLLOWING
 
     @property

@@ -27,7 +27,8 @@ from midstream.session.turn.pending import AnswerAgent, CallModel, RunCall
 from midstream.store.contract import Attempt
 
 HELD_FOR_S = 5.0
-"""Seconds after an append in which no other node can have claimed the session: a quarter of a lease."""
+"""Seconds after an append in which no other node can have claimed the session, unless this process lost its connection
+to the store: a quarter of a lease."""
 
 _log = logging.getLogger(__name__)
 

@@ -34,6 +34,7 @@ replace a record and all before it by the state that they fold to, and no positi
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -374,6 +375,15 @@ class Store(StoreReader, KeyValue, Protocol):
     def death_noticed_s(self) -> float:
         """Seconds within which a killed process counts as dead, so that its sessions can be claimed; 0: at once."""
         return 0.0
+
+    @property
+    def joined_at(self) -> float:
+        """Time, as in `World.monotonic`, at which this process became a node for the last time.
+
+        Other nodes may have claimed its sessions before. Infinity while it has lost its connection or is closed, minus
+        infinity for a store without connections.
+        """
+        return -math.inf
 
     @property
     def transactional(self) -> Transactional | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -72,6 +73,20 @@ async def test_a_terminated_backend_costs_no_lease(place: PostgresPlace, purpose
             await other.claim("s", at=2.0)
         assert len(await bodies(other)) == 4
         await _until_peers(other, 1)
+
+
+async def test_a_store_reports_when_it_became_a_node_again(place: PostgresPlace) -> None:
+    async with open_store(place) as one, open_store(place) as other:
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        joined_at, lost_at = one.joined_at, WORLD.monotonic()
+        assert joined_at < lost_at
+        await _terminate(other, purpose="node", of=one)
+        async with asyncio.timeout(60):
+            while one.joined_at in (joined_at, math.inf):
+                await WORLD.sleep(0.005)
+        assert one.joined_at > lost_at
+    assert one.joined_at == math.inf
 
 
 async def test_the_end_of_a_node_is_noticed_at_once_and_its_row_removed(place: PostgresPlace) -> None:

@@ -492,6 +492,11 @@ class EncryptedStore(EncryptedReader, Store):
         return self._store.death_noticed_s
 
     @property
+    @override
+    def joined_at(self) -> float:
+        return self._store.joined_at
+
+    @property
     def transactional(self) -> Transactional | None:
         """See `Store.transactional`: an ability of the inner store."""
         return None if self._store.transactional is None else self

@@ -334,6 +334,11 @@ class GuardedStore(GuardedReader, Store):
 
     @property
     @override
+    def joined_at(self) -> float:
+        return self._store.joined_at
+
+    @property
+    @override
     def transactional(self) -> Transactional | None:
         return None if self._store.transactional is None else self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from pathlib import Path
@@ -227,6 +228,12 @@ class JetStreamStore(Store):
     @override
     def death_noticed_s(self) -> float:
         return DEATH_NOTICED_S
+
+    @property
+    @override
+    def joined_at(self) -> float:
+        opened = self._opened
+        return math.inf if opened is None or not opened.link.is_connected else opened.link.connected_at
 
     read = _of(lambda opened: opened.reader, SessionReader.read)
     blob = _of(lambda opened: opened.reader, SessionReader.blob)

@@ -127,6 +127,8 @@ class AdvisoryLock:
         on_joined: Callable[[], None],
     ) -> None:
         self.lock_class = 0
+        self.joined_at = math.inf
+        """See `Store.joined_at`."""
         self._postgres = postgres
         self._name = name
         self._world = world
@@ -210,9 +212,11 @@ class AdvisoryLock:
         if connection.is_closed():
             self._lose()
         else:
+            self.joined_at = self._world.monotonic()
             self._joined.set()
 
     def _lose(self) -> None:
+        self.joined_at = math.inf
         self._joined.clear()
         self._lost.set()
 

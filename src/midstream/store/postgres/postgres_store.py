@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -139,6 +140,11 @@ class PostgresStore(PostgresReads, Store):
     @override
     def death_noticed_s(self) -> float:
         return DEATH_NOTICED_S
+
+    @property
+    @override
+    def joined_at(self) -> float:
+        return math.inf if self._opened is None else self._opened.lock.joined_at
 
     @property
     @override
