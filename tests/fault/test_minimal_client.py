@@ -8,8 +8,9 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from midstream.environment import World
 from tests.fault.extent import IS_FULL
 from tests.fault.words_agent import WORDS
+from tests.fault.workers import POLL_S
 from tests.forked import ROOT
 from tests.ports import held_port
 from tests.spec import spec
@@ -88,11 +90,21 @@ async def test_the_client_of_the_examples_shows_each_word_once_whichever_process
                 shown = [(await each.process.communicate())[0].decode().strip() for each in clients]
             assert shown == [WORDS] * CLIENTS
             async with httpx.AsyncClient(base_url=url) as http:
-                sessions = [(await http.get(f"/v1/sessions/{name}")).json() for name in folders]
+                sessions = [await _read(http, name) for name in folders]
         assert [(each["turns"], each["last"]) for each in sessions] == [(1, "completed")] * CLIENTS
         assert [folder.joinpath("checkpoint.json").exists() for folder in folders.values()] == [
             False
         ] * CLIENTS
+
+
+async def _read(http: httpx.AsyncClient, session: str) -> dict[str, Any]:
+    """Return a session. The server may have been started again just now."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with suppress(httpx.ConnectError):
+                session_now: dict[str, Any] = (await http.get(f"/v1/sessions/{session}")).json()
+                return session_now
+            await World().sleep(POLL_S)
 
 
 @spec("STREAM-95")

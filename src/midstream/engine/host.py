@@ -261,10 +261,8 @@ class Host:
             with suppress(MidstreamError):
                 await asyncio.shield(opening)
         runner = self.awake.get(session_id)
-        if runner is not None and runner.may_grow_elsewhere:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLAIM_S):  # during a claim, `refresh` waits for its end
-                    await runner.refresh()
+        if runner is not None:
+            await self._refresh(runner)
         runner = self.awake.get(session_id)  # a concurrent call may have reopened it
         if runner is None or runner.has_failed:
             runner = await self._open_once(session_id)
@@ -414,8 +412,8 @@ class Host:
     async def glance(self, session_id: str) -> Session:
         """Return the state of a session without waking it; an empty state if there is no such session."""
         runner = self.awake.get(session_id)
-        if runner is not None and runner.may_grow_elsewhere:
-            await runner.refresh()
+        if runner is not None:
+            await self._refresh(runner)
         return await self._peek(session_id) if runner is None or runner.has_failed else runner.state
 
     async def delete(self, session_id: str) -> None:
@@ -517,6 +515,13 @@ class Host:
             await asyncio.wait(tasks)
 
     # --- opening and sleeping ---------------------------------------------------------------------------------
+
+    async def _refresh(self, runner: Runner) -> None:
+        """Read the records of other nodes. During a claim, `Runner.refresh` waits for its end."""
+        if runner.may_grow_elsewhere:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLAIM_S):
+                    await runner.refresh()
 
     async def _open_once(self, session_id: str) -> Runner:
         """Open a session once for all concurrent requests."""
