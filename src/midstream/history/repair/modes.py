@@ -88,7 +88,8 @@ def repair_in_mode(
     if mode == "strict":
         findings = [finding_of(edit) for edit in done.edits]
         first = findings[0]
-        message = f"message {first.at}: {first.code}; {len(findings)} findings in all"
+        total = f"; {len(findings)} findings in all" if len(findings) > 1 else ""
+        message = f"message {first.at}: {first.code}{total}"
         raise HistoryRefusedError(message, findings=findings)
     if mode == "drop":
         return _drop_incomplete(messages, form, settle, given)
