@@ -11,7 +11,7 @@ from starlette.types import Scope
 from midstream.dialects.api_callers import ANYONE, UNLIMITED, ApiCaller
 from midstream.dialects.gateway_bodies import keys_in
 from midstream.environment import World
-from midstream.errors import UsageError
+from midstream.errors import UnavailableError, UsageError
 from midstream.server.auth.origins import check_origin
 from midstream.server.auth.token_file import TokenFile, TokenUse
 from midstream.server.client_keys import ClientKey
@@ -46,6 +46,8 @@ class GatewayUsers:
             for key in keys_in(headers):
                 if (line := file.find(key)) is not None:
                     return ApiCaller(line.principal.name, line.allowance or UNLIMITED)
+        except UnavailableError:
+            return None  # the log has the reason
         except UsageError as error:
             if self._fault != error.message:
                 _log.error("no user is admitted: %s", error.message)

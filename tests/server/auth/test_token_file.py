@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.errors import UsageError
+from midstream.errors import UnavailableError, UsageError
 from midstream.server.auth.principals import Action
 from midstream.server.auth.token_file import TokenFile, digest_of_token, parse_line
 from midstream.testing.fake_worlds import FakeWorld
@@ -101,21 +101,33 @@ async def test_a_token_expires_with_all_credentials_issued_for_it(tmp_path: Path
 
 
 @spec("SEC-3")
-async def test_a_file_that_is_broken_or_readable_by_others_admits_no_client(tmp_path: Path) -> None:
+async def test_a_file_that_is_broken_or_readable_by_others_admits_no_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = _file(tmp_path, f"{HASHED} ada\n")
     source = TokenFile(path)
+    principal = await source(request_with(BEARER))
+    assert principal is not None
     assert not source.has_changed()
     path.chmod(0o644)
     assert source.has_changed()
-    for _ in range(2):
-        with pytest.raises(UsageError, match="chmod 600"):
-            await source(request_with(BEARER))
+    for use in (source(request_with(BEARER)), source.is_current(principal)):
+        with pytest.raises(UnavailableError) as refused:
+            await use
+        assert str(path) not in refused.value.message
     _file(tmp_path, "nonsense")
-    with pytest.raises(UsageError, match="line 1"):
+    with pytest.raises(UnavailableError):
         await source(request_with(BEARER))
     path.unlink()
-    with pytest.raises(UsageError, match="cannot be read"):
-        await source(request_with(BEARER))
+    with pytest.raises(UnavailableError):
+        source.find("a-token")
+    _file(tmp_path, f"{HASHED} ada\n")
+    assert await source(request_with(BEARER)) == principal
+    reasons = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(reasons) == 3
+    for reason, part in zip(reasons, ("chmod 600", "line 1", "cannot be read"), strict=True):
+        assert part in reason
+        assert str(path) in reason
 
 
 @spec("SEC-19")

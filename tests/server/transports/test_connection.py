@@ -316,6 +316,22 @@ async def test_a_late_older_connection_is_ended_and_the_newer_one_continues() ->
         assert not client.done()
 
 
+@spec("STREAM-50")
+@pytest.mark.parametrize("between", [2, 0], ids=["lost", "lost, and one without a number came"])
+async def test_a_late_older_connection_is_ended_when_the_newer_one_is_lost(between: int) -> None:
+    async with bench([Stall()]) as on:
+        for number in (2, between):
+            newer = MemoryWire()
+            newer.client_sends(opening(connection=number))
+            client = on.connect(newer)
+            await on.world.settle()
+            newer.hang_up()
+            assert await ended(client) == ""
+        late = MemoryWire()
+        late.client_sends(opening(connection=1))
+        assert await ended(on.connect(late)) == "stream_fenced"
+
+
 async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midstream.server.transports.connection.LAST_FRAME_S", 0.01)
     async with bench([Stall()]) as on:

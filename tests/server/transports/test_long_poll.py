@@ -278,6 +278,19 @@ async def test_names_distinguish_two_connections_with_equal_numbers() -> None:
         assert (await post(server.http, command(), **copy)).is_success
 
 
+@spec("STREAM-50", "STREAM-103")
+async def test_a_command_without_a_name_is_judged_by_its_number() -> None:
+    async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S), server.socket() as socket:
+        await socket.send(json.dumps(opening(connection=2)))
+        await socket.recv()
+        sender = {**KEYS, "x-idempotency-connection": "1"}
+        path = "/v1/sessions/s1/commands"
+        stale = await server.http.post(path, json=command(), headers=sender)
+        assert (stale.status_code, stale.json()["code"]) == (409, "stream_fenced")
+        sender["x-idempotency-connection"] = "2"
+        assert (await server.http.post(path, json=command(), headers=sender)).is_success
+
+
 async def test_a_connection_without_a_name_is_not_judged_by_names() -> None:
     async with asgi_client(make_app([text("one")])) as client:
         await poll(client, 0)

@@ -43,7 +43,7 @@ from typing_extensions import override
 
 from midstream.dialects.api_callers import Allowance
 from midstream.environment import World
-from midstream.errors import UsageError
+from midstream.errors import UnavailableError, UsageError
 from midstream.file_safety import read_secret_text
 from midstream.server.auth.bearer_tokens import TOKEN_CHARS_MIN, bearer_token
 from midstream.server.auth.credential_sources import CredentialSource
@@ -133,7 +133,8 @@ class TokenFile(CredentialSource):
 
     Raises:
         UsageError: The file cannot be read, belongs to another user, other users may read it, or a line is invalid.
-            Each later use may also raise it: an invalid file admits no client.
+        UnavailableError: By each later use, for the same reasons: such a file admits no client. The reason, which
+            names the file, is in the log and not in the error, which clients receive.
     """
 
     def __init__(self, path: Path, world: World | None = None, *, use: TokenUse = TokenUse.SERVE) -> None:
@@ -143,6 +144,8 @@ class TokenFile(CredentialSource):
         self._lines: dict[str, TokenLine] = {}
         self._stamp = self._seen = _stamp_of(path)
         self._known = self._read()
+        self._logged = ""
+        """The last logged reason why the file cannot be used; "" while it can."""
 
     @override
     async def __call__(self, connection: HTTPConnection) -> Principal | None:
@@ -165,15 +168,24 @@ class TokenFile(CredentialSource):
         """Return the line of a token that has not expired.
 
         Raises:
-            UsageError: The file is invalid; see above.
+            UnavailableError: The file is invalid; see above.
         """
         principal = self._current().find(token)
         return None if principal is None else self._lines[digest_of_token(token)]
 
     def _current(self) -> KnownTokens:
-        stamp = _stamp_of(self._path)
-        if stamp != self._stamp:
-            self._known, self._stamp = self._read(), stamp
+        try:
+            stamp = _stamp_of(self._path)
+            if stamp != self._stamp:
+                self._known, self._stamp = self._read(), stamp
+        except UsageError as error:
+            if error.message != self._logged:
+                self._logged = error.message
+                _log.error("no client is admitted: %s", error.message)
+            raise UnavailableError(
+                "this server cannot read its token file; its operator must repair it"
+            ) from error
+        self._logged = ""
         return self._known
 
     def _read(self) -> KnownTokens:

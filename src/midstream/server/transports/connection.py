@@ -95,8 +95,8 @@ class OpenStream(Protocol):
 class Connections:
     """The open connections of one process: their number, and the current one of each stream.
 
-    A connection over plain HTTP consists of several requests with its name. The newest name is stored between them, so
-    that requests of older connections are refused.
+    The name and the number of the newest connection of a stream are stored also when it has no open request, so that
+    older connections are refused. A connection over plain HTTP consists of several requests with its name.
 
     Args:
         limit: Number of connections that may be open.
@@ -165,8 +165,8 @@ class Connections:
             return
         if connection.is_continued:
             self.check(place, connection.name, connection.number)
-        if connection.name or place in self._names:
-            self._names[place] = connection.name, connection.number
+        if connection.name or connection.number > 1 or place in self._names:  # no number is lower than 1
+            self._names[place] = connection.name, max(connection.number, newest)
             self._names.move_to_end(place)
             if len(self._names) > NAMES_MAX:
                 self._names.popitem(last=False)
@@ -177,7 +177,7 @@ class Connections:
                 older.end(fencing_error())
 
     def check(self, place: tuple[str, str], name: str, number: int) -> None:
-        """Require that no newer connection of the stream is known here.
+        """Require that no newer connection of the stream is known here: by number, and by name if there is one.
 
         If the client numbers its connections, a lower number belongs to an older one, although this server has no newer
         one: that was opened at another server (STREAM-101).
@@ -186,7 +186,7 @@ class Connections:
             StreamFencedError: A newer connection is known.
         """
         spoke, newest = self._names.get(place, (name, 0))
-        if spoke != name and not 0 < newest < number:
+        if 0 < number < newest or (name and spoke != name and not 0 < newest < number):
             raise fencing_error()
 
     def settings_of(self, session_id: str, name: str) -> StreamSettings:

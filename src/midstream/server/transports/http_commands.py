@@ -89,8 +89,7 @@ class CommandsEndpoint:
         received = await attribute(caller, received)
         shown = PresentedSecrets(by.secret, by.old_secret)
         with await unlock(self._host, session_id, shown, Action.SEND, begins=is_first) as held:
-            if by.connection:
-                self._connections.check((session_id, by.stream), by.connection, by.number)
+            self._connections.check((session_id, by.stream), by.connection, by.number)
             most = self._connections.settings_of(session_id, by.connection).in_flight_max
             received = replace(received, connection=by.number)
             digest = stream_digest_of(held)
