@@ -104,8 +104,8 @@ class _Opened:
             await opened.watcher.start(opened.routes)
             await opened.routes.start()
             await opened.presence.join()
-            await opened.watcher.report(Sign.NODES)
             undo.pop_all()
+        await opened.watcher.report(Sign.NODES)
         return opened
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
