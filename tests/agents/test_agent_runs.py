@@ -180,8 +180,8 @@ async def test_a_run_whose_end_is_not_awaited_is_abandoned_and_stops(*, is_finis
 
     run = AgentRun(stream_events(), LIMITS, world, name="scripted")
     await run.next()
-    error = None if is_finished else RuntimeError()
-    ending = asyncio.create_task(run.__aexit__(error and RuntimeError, error, None))
+    kind, error = (None, None) if is_finished else (RuntimeError, RuntimeError())
+    ending = asyncio.create_task(run.__aexit__(kind, error, None))
     await world.settle()
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -24,6 +24,7 @@ from midstream.agents.upstreams import (
     UpstreamEvent,
     UpstreamMessage,
 )
+from midstream.environment import World
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -204,8 +205,8 @@ async def test_all_processes_end_even_if_the_caller_that_closes_them_is_cancelle
     closing.cancel()
     await asyncio.wait({closing}, timeout=CLOSE_S)
     async with asyncio.timeout(CLOSE_S):
-        while upstream._agents:  # noqa: ASYNC110 - no event reports it
-            await asyncio.sleep(0.01)
+        while upstream._agents:
+            await World().sleep(0.01)
 
 
 async def test_a_private_conversation_is_not_written_into_a_store_of_ours(cli: ClaudeCli) -> None:

@@ -618,31 +618,6 @@ async def test_open_agents_are_limited_and_all_closed_at_the_end() -> None:
 
 
 @spec("REUSE-46")
-async def test_the_upstream_is_closed_even_if_the_end_of_an_agent_is_not_awaited() -> None:
-    asked = asyncio.Event()
-
-    class Slow(ScriptedAgent):
-        async def aclose(self) -> None:
-            asked.set()
-            await asyncio.Event().wait()
-
-    class Upstream(ScriptedUpstream):
-        async def open(self, setup: Setup, *, resume: str = "") -> ScriptedAgent:
-            return Slow(self, setup, resume)
-
-    bench = PoolBench(Upstream())
-    pool = await bench.pool()
-    await PoolApplication(pool, bench.world).send_messages("one")
-    closing = asyncio.create_task(pool.aclose())
-    async with asyncio.timeout(60):
-        await asked.wait()
-    closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await closing
-    assert bench.upstream.is_closed
-
-
-@spec("REUSE-46")
 @pytest.mark.parametrize(
     ("limits", "is_open"),
     [(PoolLimits(), False), (PoolLimits(rest_s=100.0), True), (PoolLimits(rest_s=9.0), False)],
