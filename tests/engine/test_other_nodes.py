@@ -737,3 +737,22 @@ async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     )
     await places.kill(here)
     assert any(isinstance(each, TurnEnded) for each in await records_until_end(theirs, after=0))
+
+
+async def test_a_defect_does_not_end_the_monitoring_of_other_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    again = asyncio.Event()
+
+    class Defective(StoreInFront):
+        watches = 0
+
+        async def before_operation(self, operation: str, session: str) -> None:
+            if operation == "watch":
+                self.watches += 1
+                if self.watches == 1:
+                    raise KeyError("a defect")
+                again.set()
+
+    async with Host(Agent(ScriptedModel([])), Defective(MemoryStore())):
+        async with asyncio.timeout(60):
+            await again.wait()
+    assert "it begins again" in caplog.text
