@@ -289,6 +289,22 @@ async def test_the_end_of_a_process_is_detected_while_its_child_keeps_the_pipes_
         await open_and_send(upstream, "one")
 
 
+async def test_all_processes_end_even_if_the_caller_that_closes_them_is_cancelled(
+    program: AcpProgram,
+) -> None:
+    upstream = program.agent()
+    agent = await upstream.open(Setup())
+    async for _ in agent.send(UpstreamMessage(UserMessage.of("one")), key="k"):
+        pass
+    closing = asyncio.create_task(upstream.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing}, timeout=CLOSE_S)
+    async with asyncio.timeout(CLOSE_S):
+        while upstream._agents:
+            await WORLD.sleep(LOOK_S)
+
+
 async def test_a_callback_can_decide_about_permissions(program: AcpProgram) -> None:
     seen: list[Permission] = []
 

@@ -166,6 +166,32 @@ async def test_a_run_that_does_not_stop_is_abandoned_and_its_events_are_dropped(
     await world.settle()
 
 
+@pytest.mark.parametrize("is_finished", [False, True])
+async def test_a_run_whose_end_is_not_awaited_is_abandoned_and_stops(*, is_finished: bool) -> None:
+    stopped, release, world = asyncio.Event(), asyncio.Event(), FakeWorld()
+
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
+        yield TextDelta("x")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await release.wait()
+            stopped.set()
+
+    run = AgentRun(stream_events(), LIMITS, world, name="scripted")
+    await run.next()
+    kind, error = (None, None) if is_finished else (RuntimeError, RuntimeError())
+    ending = asyncio.create_task(run.__aexit__(kind, error, None))
+    await world.settle()
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert run.is_abandoned
+    release.set()
+    async with asyncio.timeout(60):
+        await stopped.wait()
+
+
 class Thinker(ScriptedUpstream):
     """An upstream whose agents send their ids, then think for five minutes before the first text."""
 

@@ -24,6 +24,7 @@ from midstream.agents.upstreams import (
     UpstreamEvent,
     UpstreamMessage,
 )
+from midstream.environment import World
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -192,6 +193,20 @@ async def test_a_process_that_died_with_a_message_may_have_stored_it(cli: Claude
     with pytest.raises(ModelError) as raised:
         await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
     assert type(raised.value) is UpstreamFailedError
+
+
+async def test_all_processes_end_even_if_the_caller_that_closes_them_is_cancelled(cli: ClaudeCli) -> None:
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    agent = await upstream.open(Setup())
+    async for _ in agent.send(UpstreamMessage(UserMessage.of("one")), key="k"):
+        pass
+    closing = asyncio.create_task(upstream.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing}, timeout=CLOSE_S)
+    async with asyncio.timeout(CLOSE_S):
+        while upstream._agents:
+            await World().sleep(0.01)
 
 
 async def test_a_private_conversation_is_not_written_into_a_store_of_ours(cli: ClaudeCli) -> None:

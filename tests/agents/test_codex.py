@@ -233,6 +233,25 @@ async def test_a_turn_that_is_cancelled_twice_ends(tmp_path: Path) -> None:
             await World().sleep(0.01)
 
 
+async def test_an_app_server_ends_even_if_the_caller_that_closes_it_is_cancelled(tmp_path: Path) -> None:
+    loop, release = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    upstream = CodexPeer(tmp_path).upstream()
+    async with asyncio.timeout(60):
+        thread = await upstream.open(Setup())
+        process = thread._codex._client._sync._proc
+        assert process is not None
+        occupied = loop.run_in_executor(None, release.wait)
+        closing = asyncio.ensure_future(upstream.aclose())
+        for _ in range(10):  # until it waits for a thread
+            await asyncio.sleep(0)
+        closing.cancel()
+        release.set()
+        await asyncio.gather(closing, occupied, return_exceptions=True)
+        while _is_alive(process.pid):
+            await World().sleep(0.01)
+
+
 async def test_rules_decide_about_whole_commands_and_changes(tmp_path: Path) -> None:
     peer = CodexPeer(tmp_path)
     seen: list[Permission] = []

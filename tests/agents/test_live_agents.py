@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from midstream.agents.live_agents import LiveAgents
 from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import Setup, UpstreamAgent
 from midstream.testing import FakeWorld
 from midstream.testing.scripted_upstream import ScriptedAgent, ScriptedUpstream, UpstreamMemory
+from tests.agents.pooling import PoolApplication, PoolBench
 from tests.spec import spec
 
 SETUP = Setup("be brief")
@@ -145,3 +148,28 @@ async def _take_and_release(live: LiveAgents, name: str) -> None:
 
 async def _take(live: LiveAgents, name: str, setup: Setup = SETUP) -> UpstreamAgent:
     return await live.take(setup, name) or await live.open(setup, resume=name)
+
+
+@spec("REUSE-46")
+async def test_the_upstream_is_closed_even_if_the_end_of_an_agent_is_not_awaited() -> None:
+    asked = asyncio.Event()
+
+    class Slow(ScriptedAgent):
+        async def aclose(self) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+    class Upstream(ScriptedUpstream):
+        async def open(self, setup: Setup, *, resume: str = "") -> ScriptedAgent:
+            return Slow(self, setup, resume)
+
+    bench = PoolBench(Upstream())
+    pool = await bench.pool()
+    await PoolApplication(pool, bench.world).send_messages("one")
+    closing = asyncio.create_task(pool.aclose())
+    async with asyncio.timeout(60):
+        await asked.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert bench.upstream.is_closed

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 
+import httpx2
+import openai
 import pytest
 
 from midstream.agents.openai_conversation import Memory, OpenAIChain, OpenAIConversation
@@ -272,3 +275,31 @@ async def test_a_conversation_without_an_id_is_not_continued() -> None:
         server.is_nameless = True
         assert await _failure(server.upstream()) is UpstreamFailedError
         assert server.messages() == []
+
+
+async def test_all_background_responses_are_stopped_even_if_the_caller_that_closes_is_cancelled() -> None:
+    stopped: set[str] = set()
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.set()
+        await may_answer.wait()
+        stopped.add(request.url.path)
+        return httpx2.Response(200, json={})
+
+    client = openai.AsyncOpenAI(
+        api_key="k", http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    )
+    upstream = OpenAIChain("m", client=client, is_background=True)
+    upstream._endpoint.running.update(("one", "two"))
+    closing = asyncio.create_task(upstream.aclose())
+    async with asyncio.timeout(WAIT_S):
+        await asked.wait()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        may_answer.set()
+        while len(stopped) < 2:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+    assert stopped == {"/v1/responses/one/cancel", "/v1/responses/two/cancel"}
+    await client.close()

@@ -761,3 +761,25 @@ def _position(event: Event) -> int:
 
 def _positions(events: list[Event]) -> list[int]:
     return sorted(_position(event) for event in events)
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+async def test_a_cancelled_close_still_releases_the_state_file(tmp_path: Path, steps: int) -> None:
+    async def open_client() -> Client:
+        client = connect("http://127.0.0.1:1", state=tmp_path / "state.db", secrets=tmp_path / "secrets.db")
+        return await client.__aenter__()
+
+    first = await open_client()
+    closing = asyncio.create_task(first.close())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing}, timeout=60)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                second = await open_client()
+            except StoreBusyError:
+                continue
+            break
+    await second.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from midstream.dialects import response_reader
 from midstream.errors import ModelUnavailableError
 from midstream.models.responses import Finished, TextDelta
-from midstream.testing.scripted_model import Gate
-from tests.dialects.gateway_serving import chat_request, served
+from midstream.testing.scripted_model import Gate, ScriptedModel, Stall
+from tests.dialects.gateway_serving import TOKEN, chat_request, make_gateway, served
 
 
 @pytest.mark.parametrize(("path", "sign"), [("chat/completions", ": waiting"), ("messages", "event: ping")])
@@ -68,3 +70,47 @@ async def test_a_failure_after_a_silence_ends_the_stream_with_a_typed_error(
     assert answer.status_code == 200
     assert first in whole
     assert last in whole.partition(first)[2]
+
+
+@pytest.mark.parametrize("pause", [1, 2, 3])
+async def test_a_reader_that_is_cancelled_twice_is_not_counted_any_more(pause: int) -> None:
+    app = make_gateway(ScriptedModel([[TextDelta("a"), Stall()]]))
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    body = json.dumps(chat_request("hi", stream=True)).encode()
+    requests = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if requests:
+            return requests.pop()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()  # a server that is slow to end a wait for its client
+        raise AssertionError("unreachable")
+
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            begun.set()
+
+    headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"host", b"testserver")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+    }
+    reading = asyncio.create_task(app(scope, receive, send))
+    async with asyncio.timeout(60):
+        await begun.wait()
+    [live] = app.responses.all()
+    assert live.readers == 1
+    reading.cancel()
+    for _ in range(pause):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait({reading}, timeout=60)
+    assert live.readers == 0
+    may_end.set()
+    await app.stop()

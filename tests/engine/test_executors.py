@@ -420,6 +420,33 @@ class ReleasingMailbox(RecordingMailbox):
 
 
 @spec("TURN-63")
+async def test_a_response_is_stopped_at_its_provider_even_if_its_session_ends_meanwhile() -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    class SlowToStop(StoringModel):
+        async def stop(self, token: str) -> None:
+            asked.set()
+            await may_answer.wait()
+            await super().stop(token)
+
+    model = SlowToStop([Resumable("resp_1"), TextDelta("Half"), Stall()])
+    world = FakeWorld()
+    task = asyncio.create_task(
+        Executor(Agent(model), world, RecordingMailbox(), NO_HOST).execute(ASKED, _session())
+    )
+    await world.settle()
+    task.cancel()
+    async with asyncio.timeout(60):
+        await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 60)
+    may_answer.set()
+    await world.settle()
+    assert model.stopped == ["resp_1"]
+
+
+@spec("TURN-63")
 @pytest.mark.parametrize(("noted", "stopped"), [(RecordingMailbox(), ["resp_1"]), (ReleasingMailbox(), [])])
 async def test_a_cancelled_response_is_stopped_at_its_provider_and_a_released_one_is_left(
     noted: RecordingMailbox, stopped: list[str]

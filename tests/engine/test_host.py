@@ -498,3 +498,43 @@ async def records_of(runner: Runner) -> list[Record]:
 def test_a_look_back_that_is_no_number_of_seconds_is_refused(seconds: float) -> None:
     with pytest.raises(UsageError, match="`look_back_s`"):
         Host(Agent(ScriptedModel([])), MemoryStore(), look_back_s=seconds)
+
+
+async def test_a_cancelled_stop_still_releases_the_sessions_and_closes_the_store() -> None:
+    memory = Memory()
+    store = SlowTo("release", MemoryStore(memory))
+    host = await _start(Host(Agent(ScriptedModel([text("a")])), store))
+    await run_turn(host, "s", "hi")
+    stopping = asyncio.create_task(host.stop())
+    async with asyncio.timeout(60):
+        await store.was_called.wait()
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    store.may_continue.set()
+    other = MemoryStore(memory)
+    await other.open()
+    async with asyncio.timeout(60):
+        while store.node:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+    found = await other.find("s")
+    assert found is not None
+    assert found.is_free
+    await other.close()
+
+
+async def test_a_cancelled_start_leaves_nothing_open_and_can_be_repeated() -> None:
+    behind = MemoryStore()
+    store = SlowTo("open", behind)
+    host = Host(Agent(ScriptedModel([text("a")])), store)
+    starting = asyncio.create_task(host.start())
+    async with asyncio.timeout(60):
+        await store.was_called.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert behind.node == ""
+    store.may_continue.set()
+    await _start(host)
+    await run_turn(host, "s", "hi")
+    await host.stop()

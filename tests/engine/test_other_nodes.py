@@ -755,9 +755,28 @@ async def test_a_session_is_readable_while_an_outage_delays_its_claim(
     known = (await here.session("s")).newest
     await places.kill(there)
     claim = store.hold("claim")
-    sending = asyncio.ensure_future(_send_message(here, "two"))
+    sending = asyncio.ensure_future(send_message(here, "two"))
     await claim.was_called.wait()
     monkeypatch.setattr(host_module, "CLAIM_S", 0.01)
     assert (await here.session("s")).newest == known
     claim.may_continue.set()
     await sending
+
+
+async def test_a_defect_does_not_end_the_monitoring_of_other_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    again = asyncio.Event()
+
+    class Defective(StoreInFront):
+        watches = 0
+
+        async def before_operation(self, operation: str, session: str) -> None:
+            if operation == "watch":
+                self.watches += 1
+                if self.watches == 1:
+                    raise KeyError("a defect")
+                again.set()
+
+    async with Host(Agent(ScriptedModel([])), Defective(MemoryStore())):
+        async with asyncio.timeout(60):
+            await again.wait()
+    assert "it begins again" in caplog.text

@@ -14,7 +14,7 @@ from midstream.engine.host import Host
 from midstream.engine.journal import Journal
 from midstream.engine.pruning import SWEEP_S, Pruner
 from midstream.environment import Fault
-from midstream.errors import StoreFullError
+from midstream.errors import StoreDamagedError, StoreFullError
 from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.protocol.frames import START, EventId
@@ -30,6 +30,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FailingStore, ScriptedModel, calls, run_turn, text
 from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.testing.scripted_model import Gate, Response, Script, steps_since_user
+from midstream.testing.store_fakes import StoreInFront
 from midstream.tools.function_tools import Tool, tool
 from tests.spec import spec
 
@@ -386,3 +387,23 @@ async def test_a_sweep_that_has_read_its_limit_leaves_the_rest_to_the_next(
         assert begins == sorted(set(begins))
         assert len(begins) > 2
         assert await on.fold() == before
+
+
+async def test_pruning_continues_after_a_sweep_that_failed() -> None:
+    class Damaged(StoreInFront):
+        lists = 0
+
+        async def before_operation(self, operation: str, session: str) -> None:
+            self.lists += operation == "list"
+            if operation == "list":
+                raise StoreDamagedError("a line of the list cannot be read")
+
+    world, store = FakeWorld(), Damaged(MemoryStore())
+    host = Host(Agent(ScriptedModel([])), store, world=world)
+    pruning = asyncio.create_task(Pruner(host, store, world, AGE).run())
+    await world.settle()
+    for sweeps in (1, 2):
+        await world.advance(SWEEP_S)
+        assert store.lists == sweeps
+    pruning.cancel()
+    await asyncio.wait({pruning}, timeout=WAIT_S)

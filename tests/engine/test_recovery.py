@@ -25,7 +25,7 @@ from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import ListPlace, SessionInfo, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, records_until_end, text
-from tests.engine.test_host import _die, _start
+from tests.engine.test_host import SlowTo, _die, _start
 from tests.spec import spec
 
 
@@ -140,3 +140,21 @@ async def test_a_journal_that_does_not_fold_is_counted_and_the_others_are_recove
     with pytest.raises(StoreDamagedError, match="'bad'"):
         await second.session("bad")
     await second.stop()
+
+
+async def test_a_caller_that_stops_waiting_does_not_stop_the_recovery() -> None:
+    store = SlowTo("list", MemoryStore())
+    host = Host(Agent(ScriptedModel([])), store)
+    store.may_continue.set()
+    await host.start()
+    store.may_continue.clear()
+    waiting = asyncio.create_task(host.wait_for_recovery())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    store.may_continue.set()
+    async with asyncio.timeout(60):
+        await host.wait_for_recovery()
+    assert host.recovery.is_done
+    await host.stop()

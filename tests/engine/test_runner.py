@@ -469,7 +469,7 @@ async def test_a_call_is_not_started_during_the_shutdown() -> None:
     async with asyncio.timeout(60):
         await began.wait()
         stopping = asyncio.ensure_future(host.stop(grace_s=5))
-        for _ in range(5):
+        for _ in range(20):
             await asyncio.sleep(0)
         finish.set()
         await stopping

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from midstream.engine import sleeping
-from midstream.engine.agent import Agent
+from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.host import Host
 from midstream.errors import (
     JournalMovedError,
@@ -16,7 +16,7 @@ from midstream.errors import (
 from midstream.history.messages import UserMessage
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing import ScriptedModel, Stall, run_turn, text
+from midstream.testing import ScriptedModel, Stall, calls, run_turn, text
 from tests.engine.test_host import SlowTo, _start
 
 
@@ -72,3 +72,26 @@ async def test_a_session_deleted_by_another_process_starts_empty() -> None:
     await run_turn(there, "s", "two")
     assert (await there.session("s")).state.turns == 3
     await there.stop()
+
+
+async def test_a_cancelled_deletion_closes_the_sessions_of_all_sub_agents() -> None:
+    helper = sub_agent(
+        Agent(ScriptedModel([text("found")]), name="finder"), name="research", description="Finds."
+    )
+    ask = calls(("research", '{"task": "find it"}'), ("research", '{"task": "and this"}'))
+    host = await _start(Host(Agent(ScriptedModel([ask, text("thanks")]), tools=[helper]), MemoryStore()))
+    await run_turn(host, "s", "hi")
+    family = host.awake.family_of("s")
+    assert len(family) == 3
+    deleting = asyncio.create_task(host.delete("s"))
+    async with asyncio.timeout(60):
+        while host.awake.get("s") is not None:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+    deleting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await deleting
+    assert host.awake.family_of("s") == []
+    async with asyncio.timeout(60):
+        while not all(runner.has_failed for runner in family):  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+    await host.stop()

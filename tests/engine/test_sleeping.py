@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from midstream import Agent, Host, MemoryLimits
+from midstream.engine.agent import sub_agent
 from midstream.engine.sleeping import TAIL_BYTES_MIN
-from midstream.errors import UsageError
+from midstream.errors import StoreBusyError, UsageError
 from midstream.history.messages import UserMessage
 from midstream.models.responses import ModelRequest
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing import ScriptedModel, run_turn, text
+from midstream.testing import ScriptedModel, calls, run_turn, text
 from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedStep, Stall
+from midstream.testing.store_fakes import StoreInFront
 from tests.spec import spec
 
 KIB = 1024
@@ -123,3 +125,25 @@ def test_limits_are_positive(wrong: dict[str, float]) -> None:
 def test_limits_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(UsageError, match="`idle_s`"):
         MemoryLimits(idle_s=math.nan)
+
+
+async def test_a_session_that_is_not_released_does_not_keep_its_sub_agents_awake() -> None:
+    class Busy(StoreInFront):
+        async def before_operation(self, operation: str, session: str) -> None:
+            if (operation, session) == ("release", "s"):
+                raise StoreBusyError("busy")
+
+    helper = sub_agent(
+        Agent(ScriptedModel([text("found")]), name="finder"), name="research", description="Finds."
+    )
+    ask = calls(("research", '{"task": "find it"}'))
+    host = Host(Agent(ScriptedModel([ask, text("thanks")]), tools=[helper]), Busy(MemoryStore()))
+    await host.start()
+    await host.wait_for_recovery()
+    await run_turn(host, "s", "hi")
+    family = host.awake.family_of("s")
+    assert len(family) == 2
+    with pytest.raises(StoreBusyError):
+        await host.put_to_sleep("s")
+    assert [runner.has_failed for runner in family] == [True, True]
+    await host.stop()

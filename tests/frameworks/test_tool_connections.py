@@ -81,3 +81,27 @@ async def test_a_call_that_ignores_its_cancellation_is_abandoned(monkeypatch: py
             await calling
         release.set()
         assert await run_bounded(stubborn(), World()) == "late"
+
+
+async def test_a_connection_is_closed_completely_even_if_the_caller_is_cancelled() -> None:
+    leaving, may_leave, has_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class SlowToLeave(RecordedConnection):
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None:
+            leaving.set()
+            await may_leave.wait()
+            has_left.set()
+
+    held = HeldContext(SlowToLeave(), World())
+    await held.wait_until_open()
+    closing = asyncio.create_task(held.close())
+    async with asyncio.timeout(WAIT_S):
+        await leaving.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    may_leave.set()
+    async with asyncio.timeout(WAIT_S):
+        await has_left.wait()

@@ -168,6 +168,20 @@ async def test_a_request_to_an_already_closed_store_gets_a_draining_problem() ->
     assert (late.status_code, late.json()["code"], late.headers["retry-after"]) == (503, "draining", "1")
 
 
+@pytest.mark.parametrize("steps", range(1, 5))
+async def test_a_cancelled_stop_still_closes_the_store(steps: int) -> None:
+    app = asgi(Agent(ScriptedModel([])), store=(store := MemoryStore()))
+    await app.start()
+    stopping = asyncio.create_task(app.stop())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait({stopping}, timeout=60)
+    async with asyncio.timeout(60):
+        while store.node:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+
+
 async def test_a_late_request_does_not_start_a_stopped_app() -> None:
     store = MemoryStore()
     app = make_app(store=store)

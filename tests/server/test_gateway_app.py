@@ -455,6 +455,20 @@ async def test_answers_stopped_by_the_shutdown_end_with_an_error_of_their_api(
     assert refused.json()["error"]["code"] == "draining"
 
 
+@pytest.mark.parametrize("steps", range(1, 5))
+async def test_a_cancelled_stop_still_closes_the_store(steps: int) -> None:
+    app = make_gateway(ScriptedModel([]), store=(store := MemoryStore()))
+    await app.start()
+    stopping = asyncio.create_task(app.stop())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait({stopping}, timeout=60)
+    async with asyncio.timeout(60):
+        while store.node:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+
+
 async def test_a_late_request_does_not_start_a_stopped_gateway() -> None:
     store = MemoryStore()
     app = make_gateway(ScriptedModel([HELLO]), store=store)

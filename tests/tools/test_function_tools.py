@@ -15,6 +15,7 @@ from midstream.history.messages import Outcome, ToolCall, ToolResult, ToolSpec
 from midstream.session.calls import OnDoubt
 from midstream.tools import function_tools
 from midstream.tools.function_tools import (
+    THREADS_MAX,
     TRANSACTION_S,
     CallContext,
     StatedOutcome,
@@ -433,3 +434,21 @@ async def test_a_decorated_function_can_still_be_called_directly() -> None:
     assert (add(1), add(1, b=2), await add_later(1, 2)) == (2, 3, 3)
     with pytest.raises(UsageError, match="a person answers it"):
         question()("Which one?")
+
+
+async def test_a_thread_that_cannot_be_started_does_not_count_as_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @tool
+    def look() -> str:
+        return "seen"
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        for _ in range(THREADS_MAX):
+            refused = await run_call(look, ToolCall("c1", "look", "{}"), CONTEXT)
+            assert refused.outcome is Outcome.ERROR
+    assert (await run_call(look, ToolCall("c1", "look", "{}"), CONTEXT)).content == "seen"

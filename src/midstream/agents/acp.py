@@ -196,8 +196,11 @@ class AcpAgent:
         """Do nothing: clients of the protocol cannot delete a session yet."""
 
     async def aclose(self) -> None:
-        """End all processes."""
-        await asyncio.gather(*(agent.aclose() for agent in [*self._agents]))
+        """End all processes, also if the caller is cancelled."""
+        ending = [
+            self._terms.world.spawn(agent.aclose(), name="acp: end of an agent") for agent in [*self._agents]
+        ]
+        await asyncio.shield(asyncio.gather(*ending))
 
 
 class _Terms(Struct, frozen=True):

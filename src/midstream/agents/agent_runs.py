@@ -139,8 +139,13 @@ class AgentRun:
     ) -> None:
         self._is_over = True
         self._watching.cancel()
+        self.is_abandoned = True  # if a cancellation ends these waits
         if kind is None:  # it has finished: its remaining events are not needed
-            await asyncio.wait({self._reading}, timeout=self._limits.close_s)
+            try:
+                await asyncio.wait({self._reading}, timeout=self._limits.close_s)
+            except asyncio.CancelledError:
+                self._reading.cancel()
+                raise
         if not self._reading.done():
             self._reading.cancel()
             await asyncio.wait({self._reading}, timeout=self._limits.close_s)

@@ -234,8 +234,11 @@ class Claude(Upstream):
             await asyncio.to_thread(delete_transcript, _home_of(self._options), name)
 
     async def aclose(self) -> None:
-        """End all processes."""
-        await asyncio.gather(*(agent.aclose() for agent in [*self._agents]))
+        """End all processes, also if the caller is cancelled."""
+        ending = [
+            self._world.spawn(agent.aclose(), name="claude: end of an agent") for agent in [*self._agents]
+        ]
+        await asyncio.shield(asyncio.gather(*ending))
 
     def _agent(self, setup: Setup, source: str, *, mark: str) -> _ClaudeAgent:
         servers: dict[str, Any] = {

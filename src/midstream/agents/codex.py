@@ -224,12 +224,15 @@ class Codex:
         return self._closings
 
     async def aclose(self) -> None:
-        """Stop the app server, also one that is being started."""
+        """Stop the app server, also one that is being started, and also if the caller is cancelled."""
         self._closings += 1
         servers, self._codex = (self._codex, self._fresh), None
-        for codex in servers:
-            if codex is not None:
-                await codex.close()
+        ending = [
+            self.world.spawn(codex.close(), name="codex: end of an app server")
+            for codex in servers
+            if codex is not None
+        ]
+        await asyncio.shield(asyncio.gather(*ending))
 
     def _options(self, setup: Setup) -> dict[str, Any]:
         servers = {each.name: _server(each) for each in self._forwarding.select(setup.servers, _TRANSPORTS)}
@@ -432,7 +435,7 @@ class CodexThread:
         for terminal in terminals.values():
             # The package has no method for this.
             params: dict[str, Any] = {"threadId": self._thread.id, "processId": terminal}
-            with contextlib.suppress(sdk.CodexError):
+            with contextlib.suppress(sdk.CodexError, *_CLOSED):
                 await self._codex._client.request(  # noqa: SLF001
                     _TERMINATE, params, response_model=wire.TurnInterruptResponse
                 )

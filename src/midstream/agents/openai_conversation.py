@@ -260,8 +260,15 @@ class _ResponsesUpstream:
             await self._endpoint.client.delete(path, options=_AS_OURSELVES, cast_to=object)
 
     async def aclose(self) -> None:
-        """Stop background responses, and close the connections unless the client is the user's."""
+        """Stop background responses, and close the connections unless the client is the user's.
+
+        This continues if the caller is cancelled.
+        """
         self._endpoint.openings.close()
+        closing = self._endpoint.world.spawn(self._close(), name="openai: end of an upstream")
+        await asyncio.shield(closing)
+
+    async def _close(self) -> None:
         for response in [*self._endpoint.running]:
             await self._endpoint.stop(response)
         if self._is_ours:

@@ -239,9 +239,10 @@ class Pooled(StoredModel):
 
     async def aclose(self) -> None:
         """Close all agents and the upstream; running answers fail. A second call has no effect."""
-        await self._held.aclose()
-        await self._live.aclose()
-        await self._upstream.aclose()
+        async with contextlib.AsyncExitStack() as closing:  # the upstream is closed also after a cancellation
+            closing.push_async_callback(self._upstream.aclose)
+            closing.push_async_callback(self._live.aclose)
+            closing.push_async_callback(self._held.aclose)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Answer a request; see `Model.stream`. Closing the iterator stops the agent's run.

@@ -32,7 +32,7 @@ from midstream.client.local_tools import LocalTools, declare, refuse_foreign
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.replays import answer_until, results_to_send
 from midstream.client.requests import create_viewer_token, questions, revoke_viewer_tokens, snapshot
-from midstream.client.secret_store import SecretStore
+from midstream.client.secret_store import SecretStore, secrets_of_this_user
 from midstream.client.session_secrets import SecretsToShow, SessionSecrets
 from midstream.client.stream_carrier import ReadSecrets
 from midstream.client.transport_selection import (
@@ -52,7 +52,6 @@ from midstream.errors import (
 )
 from midstream.history.messages import UserMessage
 from midstream.number_checks import require_seconds
-from midstream.paths import Paths
 from midstream.protocol.answer_text import AnswerText
 from midstream.protocol.checkpoint import Forgotten
 from midstream.protocol.client_stream import ClientStream
@@ -156,7 +155,7 @@ def connect(
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedTransports(beside, world=world)
     if state is not None and secrets is None:
-        secrets = _secrets_of_this_user()
+        secrets = secrets_of_this_user()
     return Client(
         url,
         state=state,
@@ -206,6 +205,7 @@ class Client:
         self._on_stalled = on_stalled
         self._on_interrupted = on_interrupted
         self._taking_up: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
         self._secrets = secrets
         self._session_secrets = SessionSecrets(secrets, server=self._url, world=world)
         self._file = CheckpointFile(state, server=self._url, secrets=secrets, world=world)
@@ -235,10 +235,15 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Detach from all streams; turns continue at the server. Idempotent.
+        """Detach from all streams; turns continue at the server. Idempotent. It continues if its caller is cancelled.
 
         Loops over turns end without the last event of the turn (`Event.is_end`).
         """
+        if self._closing is None or self._closing.done():
+            self._closing = self._world.spawn(self._close(), name="midstream close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         taking_up, self._taking_up = self._taking_up, []
         for task in taking_up:
             task.cancel()
@@ -786,13 +791,6 @@ async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
 
 async def _freeze(shown: SecretsToShow) -> SecretsToShow:
     return shown
-
-
-def _secrets_of_this_user() -> Path:
-    try:
-        return Paths.find().secrets
-    except RuntimeError as error:  # raised by pathlib, in a container with an unknown user
-        raise UsageError("this user has no home folder; set MIDSTREAM_HOME, or give `secrets=`") from error
 
 
 def _ignore(session: str, news: object) -> None:

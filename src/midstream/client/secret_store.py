@@ -25,7 +25,7 @@ from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, tr
 from midstream.environment import World
 from midstream.errors import UnavailableError, UsageError
 from midstream.file_safety import create_own_database
-from midstream.paths import make_folder
+from midstream.paths import Paths, make_folder
 
 T = TypeVar("T")
 
@@ -61,6 +61,18 @@ class StateFileRef(Struct, frozen=True):
 
 
 NOBODY = StateFileRef()
+
+
+def secrets_of_this_user() -> Path:
+    """Return the file of secrets that all clients of this user share.
+
+    Raises:
+        UsageError: This user has no home folder.
+    """
+    try:
+        return Paths.find().secrets
+    except RuntimeError as error:  # raised by pathlib, in a container with an unknown user
+        raise UsageError("this user has no home folder; set MIDSTREAM_HOME, or give `secrets=`") from error
 
 
 class SecretFileSummary(Struct, frozen=True):

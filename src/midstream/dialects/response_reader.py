@@ -111,9 +111,11 @@ class ResponseReader:
         tasks = [task for task in (self._watch, self._follower) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
-        self._watch = None
-        self._responses.leave(self._live)
+        try:
+            await asyncio.wait(tasks)
+        finally:  # another cancellation must not leave a reader that is counted for ever
+            self._watch = None
+            self._responses.leave(self._live)
 
     async def stream(self, headers: Mapping[str, str], *, after: int = 0) -> None:
         """Send the events after number `after`; an error before the first event is an ordinary error response."""

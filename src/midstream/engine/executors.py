@@ -199,7 +199,8 @@ class Executor:
         except asyncio.CancelledError:
             # When the process releases the session, the response continues at the provider for the next node.
             if kept.token and not self._reports.is_closing:
-                await self._stop(kept.token)
+                # The session may fail meanwhile, which cancels this task once more.
+                await asyncio.shield(self._world.spawn(self._stop(kept.token), name="stop of a response"))
             raise
         finally:
             self._questions.end(pending_work)

@@ -154,13 +154,10 @@ class Host:
         self._is_started = True
         try:
             await open_guarded(self.store)
-            self._refuse_when_stopped()
-        except DrainingError:  # the host was stopped before there was anything to close
+            self._refuse_when_stopped()  # it may have been stopped before there was anything to close
+        except BaseException:  # a retry is possible, also after a cancellation
             self._is_started = False
             await self.store.close()
-            raise
-        except MidstreamError:
-            self._is_started = False  # so that a retry is possible
             raise
         self._resources.begin_use(self.store)
         self._recovery.start()
@@ -365,8 +362,7 @@ class Host:
             return False
         for runner in family:
             self.awake.runners.pop(runner.session_id, None)
-        for runner in family:
-            await runner.stop(StopMode.SLEEP)
+        await self._stop_all(family, StopMode.SLEEP)
         return True
 
     async def tidy(self, session_id: str) -> None:
@@ -439,9 +435,25 @@ class Host:
 
     async def close(self, session_id: str, error: MidstreamError) -> None:
         """Close a session and its sub-agents in this process; their readers get `error`."""
-        for runner in self.awake.family_of(session_id):
+        family = self.awake.family_of(session_id)
+        for runner in family:
             del self.awake.runners[runner.session_id]
-            await runner.stop(StopMode.CLOSE, error)
+        await self._stop_all(family, StopMode.CLOSE, error)
+
+    async def _stop_all(
+        self, runners: Iterable[Runner], mode: StopMode, error: MidstreamError | None = None
+    ) -> None:
+        """Stop sessions: all of them, also if one is not released or the caller is cancelled.
+
+        Raises:
+            MidstreamError: The first error of them.
+        """
+        tasks = [
+            self.world.spawn(runner.stop(mode, error), name=f"stop {runner.session_id}") for runner in runners
+        ]
+        for outcome in await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True)):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     def drain(self) -> None:
         """Begin to drain: readers and senders get an error, and reconnect elsewhere. Turns continue until `stop`."""
@@ -455,7 +467,7 @@ class Host:
         """Drain, let running tools finish for up to `grace_s` seconds, stop the rest, close the store.
 
         Work that is cut is pending or in doubt in the journal, and the next process resumes it. A second call has no
-        effect. The stop takes at most the grace and a few seconds.
+        effect. The stop takes at most the grace and a few seconds. It continues if its caller is cancelled.
 
         Raises:
             UsageError: `grace_s` is not 0 seconds to 366 days. The host continues.
@@ -465,6 +477,9 @@ class Host:
             return
         self.drain()
         self._phase = HostPhase.STOPPED
+        await asyncio.shield(self.world.spawn(self._stop(grace_s), name="stop of the host"))
+
+    async def _stop(self, grace_s: float) -> None:
         await self._trials.stop()
         await self._sleeping.stop()
         await self._recovery.stop()

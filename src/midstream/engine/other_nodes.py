@@ -191,6 +191,10 @@ class Caretaker:
             except MidstreamError as error:
                 _log.error("the other nodes are no longer monitored: %s", error.message)
                 return
+            except Exception:  # noqa: BLE001 - a defect in one session must not cost the sessions of dead nodes
+                failures += 1
+                _log.exception("a defect stopped the monitoring of the other nodes; it begins again")
+                await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
 
     async def _wait_for_changes(self) -> News:
         """Wait for changes; restart the watch whenever the set of followed sessions grows.

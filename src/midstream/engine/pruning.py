@@ -107,8 +107,8 @@ class Pruner:
             await self._world.sleep(SWEEP_S)
             try:
                 await self.sweep()
-            except UnavailableError as error:
-                _log.warning("nothing is pruned now: %s", error.code)
+            except MidstreamError as error:
+                _log.warning("the sweep ended early: %s", error.message)
 
     async def sweep(self) -> None:
         """Prune or delete the last changed sessions, and some of the others, where retention requires it.

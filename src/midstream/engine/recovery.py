@@ -89,7 +89,7 @@ class StartupRecovery:
     async def wait(self) -> None:
         """Wait until the recovery has ended; failures are counted in `progress`."""
         if self._running is not None:
-            await self._running
+            await asyncio.shield(self._running)  # the caller may have a limit of time
 
     async def stop(self) -> None:
         """Cancel the recovery."""

@@ -45,7 +45,9 @@ class HeldContext:
         self._is_over.set()
         if not self._is_open.is_set():
             self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.wait([self._task])  # unlike `gather`, without cancelling it together with the caller
+        if not self._task.cancelled():
+            self._task.exception()
 
     async def _hold(self) -> None:
         async with self._context:

@@ -276,9 +276,15 @@ class App:
         self.host.drain()
 
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
-        """Drain, wait at most `grace_s` seconds for running tools, and close the store. Idempotent."""
+        """Drain, wait at most `grace_s` seconds for running tools, and close the store. Idempotent.
+
+        It continues if its caller is cancelled.
+        """
         require_seconds("grace_s", grace_s)
         self.drain()
+        await asyncio.shield(self.host.world.spawn(self._stop(grace_s), name="stop of the app"))
+
+    async def _stop(self, grace_s: float) -> None:
         await self.auth.close()
         await self.reports.stop()
         await self._subscriptions.stop()

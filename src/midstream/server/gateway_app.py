@@ -267,10 +267,16 @@ class Gateway:
         self._is_draining = True
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
-        """Wait at most `grace_s` seconds for answers, stop the rest, and close the store and the model. Idempotent."""
+        """Wait at most `grace_s` seconds for answers, stop the rest, and close the store and the model. Idempotent.
+
+        It continues if its caller is cancelled.
+        """
         require_seconds("grace_s", grace_s)
         self.drain()
         self._is_stopped = True
+        await asyncio.shield(self.world.spawn(self._stop(grace_s), name="stop of the gateway"))
+
+    async def _stop(self, grace_s: float) -> None:
         until = self.world.monotonic() + grace_s
         while self.open_streams and self.world.monotonic() < until:
             await self.world.sleep(0.05)

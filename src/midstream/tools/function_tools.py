@@ -548,7 +548,11 @@ async def _in_thread(work: Callable[[], object]) -> object:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
             loop.call_soon_threadsafe(settle, value, failure)
 
-    threading.Thread(target=run, name="midstream tool", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="midstream tool", daemon=True).start()
+    except RuntimeError:  # the system has no thread left
+        _free_threads.release()
+        raise
     return await ended
 
 

@@ -36,6 +36,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn, text
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage, open_store
+from tests.engine.test_host import SlowTo
 from tests.spec import spec
 from tests.store.keys import keys_in
 
@@ -502,3 +503,17 @@ async def test_an_entry_replaced_during_its_read_is_not_damage(
     assert newest is not None
     assert newest.body == b"new"
     await store.close()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_a_cancelled_open_leaves_the_store_behind_closed(tmp_path: Path, *, is_encrypted: bool) -> None:
+    behind = SQLiteStore(tmp_path / "x.db")
+    slow = SlowTo("kv_get" if is_encrypted else "list", behind)
+    store = encrypt_store(slow, keys_in(tmp_path)) if is_encrypted else guard_store(slow)
+    opening = asyncio.create_task(store.open())
+    async with asyncio.timeout(60):
+        await slow.was_called.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert behind.node == ""

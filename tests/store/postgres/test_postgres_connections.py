@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections.abc import Coroutine, Generator
+from typing import Any
+
 import pytest
 
+from midstream.environment import World
 from midstream.errors import StoreBusyError, UsageError
 from midstream.store.postgres import PostgresStore
 from midstream.store.postgres.postgres_address import PostgresAddress
@@ -105,3 +111,63 @@ async def test_a_pool_repeats_its_work_once_after_a_lost_connection(
         assert await pool.run(work) == 7
         assert calls == [False, True]
         await pool.close()
+
+
+class CancelledAt:
+    """Work whose task is cancelled during one of its waits; they are counted from 1."""
+
+    def __init__(self, work: Coroutine[Any, Any, object], wait: int) -> None:
+        self.is_cancelled = False
+        self._work = work
+        self._wait = wait
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        for number in itertools.count(1):
+            try:
+                waits_for = self._work.send(None)
+            except StopIteration as end:
+                return end.value
+            if number == self._wait:
+                self.is_cancelled = True
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            try:
+                yield waits_for
+            except asyncio.CancelledError as error:
+                return (yield from _rest(self._work, error))
+        raise AssertionError("unreachable: the loop has no end")
+
+
+def _rest(work: Coroutine[Any, Any, object], error: BaseException) -> Generator[Any, Any, object]:
+    waits_for = work.throw(error)
+    while True:
+        yield waits_for
+        try:
+            waits_for = work.send(None)
+        except StopIteration as end:
+            return end.value
+
+
+async def test_a_pool_that_is_cancelled_while_it_opens_leaves_no_connection(place: PostgresPlace) -> None:
+    store = place.store()
+    await store.open()
+    await store.close()
+    postgres = _postgres(place)
+    for wait in itertools.count(1):
+        opening = CancelledAt(ConnectionPool.make(postgres), wait)
+
+        async def open_pool(work: CancelledAt = opening) -> object:
+            return await work
+
+        (opened,) = await asyncio.gather(open_pool(), return_exceptions=True)
+        if isinstance(opened, ConnectionPool):
+            await opened.close()
+        if not opening.is_cancelled:
+            break
+    looking = await postgres.connect("looking")
+    count = "select count(*) from pg_stat_activity where application_name = 'midstream pool'"
+    async with asyncio.timeout(60):
+        while await looking.fetchval(count):
+            await World().sleep(0.02)
+    await looking.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -181,3 +182,21 @@ async def test_a_commit_with_a_lost_connection_is_found_or_rolled_back(
         await store.append_within("s", work, expected=1, epoch=epoch)
     assert await bodies(store) == [b"0"]
     assert await append(store, b"next", expected=1, epoch=epoch) == 2
+
+
+async def test_a_cancelled_tool_is_cancelled_during_its_statement(store: PostgresStore, epoch: int) -> None:
+    began = threading.Event()
+
+    def wait_long(db: Transaction) -> None:
+        began.set()
+        db.execute("select pg_sleep(5)")
+
+    loop = asyncio.get_running_loop()
+    running = asyncio.create_task(_within(store, epoch, 1, wait_long))
+    await loop.run_in_executor(None, began.wait, 60)
+    await asyncio.sleep(0)  # the statement is sent
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(60):
+            await running
+    assert await bodies(store) == [b"0"]

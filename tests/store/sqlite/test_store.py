@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import apsw
@@ -198,3 +199,15 @@ def _execute(path: Path, sql: str) -> None:
     db = apsw.Connection(str(path))
     db.execute(sql)
     db.close()
+
+
+async def test_a_cancelled_open_leaves_no_node(folder: Path) -> None:
+    before = {*threading.enumerate()}
+    opening = asyncio.create_task(SQLiteStore(folder / "x.db").open())
+    await asyncio.sleep(0)  # the thread has its work
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    for thread in {*threading.enumerate()} - before:
+        thread.join(60)
+    assert _names(folder / "x.db.nodes") == []

@@ -416,7 +416,7 @@ class EncryptedStore(EncryptedReader, Store):
         await self._store.open()
         try:
             await self.keys.prepare(self._store)
-        except MidstreamError:
+        except BaseException:  # also a cancellation
             await self._store.close()
             raise
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from midstream.environment import World
-from midstream.errors import EntryDamagedError, MidstreamError, StoreDamagedError, UsageError
+from midstream.errors import EntryDamagedError, StoreDamagedError, UsageError
 from midstream.session.blobs import digest_of, is_digest
 from midstream.store.contract import (
     OF_SESSIONS,
@@ -258,7 +258,7 @@ class GuardedStore(GuardedReader, Store):
             return
         try:
             keys = await self._key_source.load(self._store)
-        except MidstreamError:
+        except BaseException:  # also a cancellation
             await self._store.close()
             raise
         self._keys = keys
@@ -500,7 +500,7 @@ async def open_guarded(store: Store) -> None:
         return
     try:
         await refuse_encrypted(store)
-    except MidstreamError:
+    except BaseException:  # also a cancellation
         await store.close()
         raise
 

@@ -237,8 +237,12 @@ class ConnectionPool:
                 init=postgres.prepare_to_write,
                 reset=_keep_settings,
             )
-            async with pool.acquire(timeout=CONNECT_S):
-                pass
+            try:
+                async with pool.acquire(timeout=CONNECT_S):
+                    pass
+            except BaseException:  # also a cancellation
+                pool.terminate()
+                raise
         return cls(postgres, pool)
 
     async def run(self, work: Work[T]) -> T:

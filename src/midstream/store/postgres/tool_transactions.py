@@ -87,11 +87,14 @@ class ToolTransactions:
         connection = await self._postgres.connect_to_write("tool")
         batch: Batch | None = None
         try:
-            async with connection.transaction():
-                await self._require_end(connection, session, expected, epoch)
-                batch = await self._run(connection, work)
-                queued = _queued(session, batch)
-                await connection.fetch(APPEND, *arguments_of([queued]))
+            # Without a rollback, which would fail during a statement of a cancelled tool: the connection ends below.
+            transaction = connection.transaction()
+            await transaction.start()
+            await self._require_end(connection, session, expected, epoch)
+            batch = await self._run(connection, work)
+            queued = _queued(session, batch)
+            await connection.fetch(APPEND, *arguments_of([queued]))
+            await transaction.commit()
         except FAILURES as error:
             if batch is not None and is_lost(error, connection) and await self._has_happened(session, batch):
                 return batch

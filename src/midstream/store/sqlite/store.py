@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_args
@@ -290,11 +290,14 @@ class _Opened:
             WorkThread("midstream-sqlite-writer"),
             WorkThread("midstream-sqlite-reader"),
         )
+        connections: list[tuple[WriteConnection, ReadConnection]] = []
         try:
-            writer, reader = await threads.writing.submit(partial(_open, file, node, lease_s))
-        except BaseException:
+            await threads.writing.submit(lambda: connections.append(_open(file, node, lease_s)))
+        except BaseException:  # after a cancellation, the thread still opens them
+            threads.writing.submit(partial(_close, connections))
             threads.shut()
             raise
+        [(writer, reader)] = connections
         watcher = Watcher(node, writer.peers, file.open_for_watcher, file.world)
         watcher.start()
         return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
@@ -334,6 +337,12 @@ def _open(file: DatabaseFile, node: str, lease_s: float) -> tuple[WriteConnectio
         file.retry_while_busy(partial(inbox.clear, db, is_alive=partial(nodes.is_alive, file.nodes)))
         undo.pop_all()
     return WriteConnection(file, db, lock, peers), ReadConnection(file, looking)
+
+
+def _close(connections: Iterable[tuple[WriteConnection, ReadConnection]]) -> None:
+    for writer, reader in connections:
+        reader.close()
+        writer.close()
 
 
 def engine_version() -> str:
