@@ -25,6 +25,7 @@ import os
 import socket
 from collections.abc import Callable
 
+from midstream.background_loops import spawn_loop
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.extras import extra
@@ -158,8 +159,8 @@ class AdvisoryLock:
         async with self._postgres.errors():
             await self._take(connection, old=0)
         self._tasks = [
-            self._world.spawn(self._beat(), name="beat"),
-            self._world.spawn(self._keep(), name="node lock"),
+            spawn_loop(self._world, self._beat, name="beat"),
+            spawn_loop(self._world, self._keep, name="node lock"),
         ]
         self._heartbeat_thread.start()
 
@@ -292,7 +293,7 @@ class Neighbours:
         self._protected: frozenset[int] = frozenset()
         self._protected_until = 0.0
         self._changed = asyncio.Event()
-        self._watching = world.spawn(self._watch(), name="sentry")
+        self._watching = spawn_loop(world, self._watch, name="sentry")
 
     def protect(self) -> None:
         """Declare no known node dead: this node lost its connection, and the others may have, too."""
