@@ -234,14 +234,15 @@ class AdvisoryLock:
             self._on_joined()
 
     async def _join_again(self) -> bool:
-        connection = None
         try:
             connection = await self._postgres.connect_to_write("node")
-            await self._take(connection, old=self._number)
+            try:
+                await self._take(connection, old=self._number)
+            except BaseException:  # also a cancellation
+                connection.terminate()
+                raise
         except (MidstreamError, *FAILURES) as error:
             _log.debug("not joined: %s", refusal_of(error, self._postgres.where).message)
-            if connection is not None:
-                connection.terminate()
             return False
         return True
 

@@ -147,6 +147,10 @@ class Watcher:
                     except (MidstreamError, OSError) as error:
                         self._last_check = (-1, -1)
                         _log.debug("the store cannot be read: %s", error)
+                    except Exception:  # noqa: BLE001 - callers would wait for ever for the changes and answers
+                        self._last_check = (-1, -1)
+                        _log.exception("a defect stopped a check of the store; the next one follows")
+                        self._nudged.wait(BACKSTOP_S)
                     self._nudged.wait(self._next_pause_s())
                     self._nudged.clear()
         finally:
