@@ -63,7 +63,7 @@ class Tables:
 @contextlib.asynccontextmanager
 async def _watching(folder: Path, tables: Tables):  # type: ignore[no-untyped-def] # noqa: ANN202 - contextlib's
     lock = NodeLock(folder, "us")
-    watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.view, World())
+    watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.view, lambda: 1, World())
     watcher.start()
     try:
         async with asyncio.timeout(WAIT_S):
