@@ -435,7 +435,7 @@ class LimitReachedError(UnavailableError):
 
 
 class StoreBusyError(UnavailableError):
-    """The database stayed locked by another process past the limit. Nothing was written."""
+    """The database stayed locked by another process, or its server cannot be reached. Nothing was written."""
 
     code = "store_busy"
 

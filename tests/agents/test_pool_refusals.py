@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +14,8 @@ from midstream.agents.prior_transcript import DONE, UNRECORDED
 from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import ModelRejectedError, ModelUnavailableError
 from midstream.history.messages import Finish, History, Response, Step, Text, UserMessage
+from midstream.models.responses import ModelRequest
+from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
 from tests.agents.pooling import PoolBench, assert_sent_once
 from tests.spec import spec
@@ -167,3 +171,35 @@ async def test_an_upstream_without_own_tools_is_not_informed() -> None:
     host.history = History(host.history.entries[:-1])
     await host.ask()
     assert UNRECORDED not in bench.sent_texts()[-1]
+
+
+async def test_the_next_turn_waits_for_the_record_of_a_turn_that_is_cancelled_twice() -> None:
+    class Held(MemoryStore):
+        is_free = asyncio.Event()
+
+        async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+            await self.is_free.wait()
+            return await super().kv_delete(namespace, key, expected=expected)
+
+    bench = PoolBench()
+    bench.store = store = Held(bench.place)
+    host = await bench.host()
+    await host.send_messages("alpha")
+    bench.trouble(Trouble.HANGS)
+    request = ModelRequest("", host.history.then(UserMessage.of("bravo")), session="s")
+
+    async def listen() -> None:
+        async for _ in host.pool.stream(request):
+            pass
+
+    listening = bench.world.spawn(listen(), name="listen")
+    for _ in range(2):
+        await bench.world.settle()
+        listening.cancel()
+    await asyncio.wait({listening})
+    host.history = request.history
+    following = bench.world.spawn(host.send_messages("charlie"), name="next turn")
+    await bench.world.settle()
+    assert bench.sent_texts() == ["alpha", "bravo"]
+    store.is_free.set()
+    assert (await following).replays == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from midstream.agents.pool_records import RECORD_AGE_MAX_S
 from midstream.dialects.conversation_index import ConversationPlace, place_of
 from midstream.dialects.stored_conversations import CONVERSATIONS, SWEEP_S, Conversations
-from midstream.errors import StoreBusyError
+from midstream.errors import KeysUnavailableError, MidstreamError, StoreBusyError
 from midstream.history.messages import History, Response, Step, Text, UserMessage
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
@@ -78,19 +80,26 @@ async def test_an_unused_conversation_is_removed() -> None:
     assert [kept.body for kept in await store.kv_list(CONVERSATIONS)] == [b"young"]
 
 
-class Busy(MemoryStore):
-    """A store that is always busy."""
+class Failing(MemoryStore):
+    """A store whose entries can be neither read nor written."""
+
+    error: MidstreamError
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        raise StoreBusyError("held up")
+        raise self.error.again()
 
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        raise StoreBusyError("held up")
+        raise self.error.again()
 
 
-async def test_a_failing_store_fails_no_request() -> None:
+@pytest.mark.parametrize(
+    "error", [StoreBusyError("held up"), KeysUnavailableError("no answer")], ids=["store", "keys"]
+)
+async def test_a_failing_store_fails_no_request(error: MidstreamError) -> None:
     world = FakeWorld()
-    conversations = Conversations(Busy(Memory(), world=world), world)
+    store = Failing(Memory(), world=world)
+    store.error = error
+    conversations = Conversations(store, world)
     assert await conversations.look_up(place("hi", "and now")) == ""
     await conversations.add_response("s1", place("hi"), ANSWER)
     assert await conversations.look_up(place("hi", "and now")) == "s1"

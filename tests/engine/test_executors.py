@@ -41,7 +41,7 @@ from midstream.models.responses import (
 )
 from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import CallPlan, CallState, OnDoubt, Site, digest_of
-from midstream.session.records import ClientTool, Delta, ReuseDecision
+from midstream.session.records import ClientTool, Delta, ReuseDecision, TurnEnded, TurnStatus
 from midstream.session.session import Session, ToolsFound
 from midstream.session.turn.commands import (
     CallFinished,
@@ -63,7 +63,7 @@ from midstream.session.turn.pending import CallModel, RunCall
 from midstream.session.turn.states import AwaitingModel, RunningCalls, Terms
 from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
-from midstream.testing import ScriptedModel, Stall, calls, text
+from midstream.testing import ScriptedModel, Stall, calls, run_turn, text
 from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import Pause, ScriptedStep
 from midstream.timing import StallBudgets, StalledOn
@@ -606,3 +606,16 @@ async def test_a_pools_decision_is_journaled_before_the_text() -> None:
     assert noted.commands[0] == ModelReuseDecided(ASKED.ref, judged)
     (responded,) = noted.reports
     assert isinstance(responded, ModelResponded)
+
+
+async def test_a_model_that_exits_fails_its_turn_and_does_not_end_the_process() -> None:
+    class ExitingModel(ScriptedModel):
+        async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+            async for each in super().stream(request):
+                yield each
+            raise SystemExit(3)
+
+    async with Host(Agent(ExitingModel([[TextDelta("a")]])), MemoryStore()) as host:
+        *_, last = await run_turn(host, "s", "hi")
+    assert isinstance(last, TurnEnded)
+    assert (last.status, "SystemExit" in last.message) == (TurnStatus.FAILED, True)

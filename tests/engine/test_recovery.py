@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Collection
 
 import pytest
@@ -25,6 +26,7 @@ from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import ListPlace, SessionInfo, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, records_until_end, text
+from midstream.testing.store_fakes import StoreInFront
 from tests.engine.test_host import SlowTo, _die, _start
 from tests.spec import spec
 
@@ -94,7 +96,10 @@ async def test_a_turn_that_waits_for_a_model_survives_any_number_of_nodes() -> N
 class SlowList(MemoryStore):
     """A store whose listings of live sessions fail at first."""
 
-    failures = 2
+    def __init__(self, memory: Memory, error: Exception) -> None:
+        super().__init__(memory)
+        self.error = error
+        self.failures = 2
 
     def list(
         self,
@@ -107,21 +112,53 @@ class SlowList(MemoryStore):
         if live:  # the opening of the store reads a list, too
             self.failures -= 1
             if self.failures >= 0:
-                raise StoreBusyError("locked")
+                raise self.error
         return super().list(live=live, of=of, after=after, limit=limit)
 
 
-async def test_recovery_waits_for_a_busy_store() -> None:
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (StoreBusyError("locked"), logging.WARNING),
+        (StoreDamagedError("bad row"), logging.ERROR),
+        (KeyError("x"), logging.ERROR),
+    ],
+    ids=["outage", "damage", "defect"],
+)
+async def test_recovery_lists_again_until_the_store_answers(
+    error: Exception, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
     memory = Memory()
     first = await _start(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
     await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     await first.stop()
     world = FakeWorld()
-    second = Host(Agent(ScriptedModel([text("a")])), SlowList(memory), world=world)
+    second = Host(Agent(ScriptedModel([text("a")])), SlowList(memory, error), world=world)
     await second.start()
     await world.settle()
     await world.advance(10.0)
     assert (second.recovery.total, second.recovery.is_done) == (1, True)
+    assert [each.levelno for each in caplog.records if each.levelno >= logging.WARNING] == [level] * 2
+    await second.stop()
+
+
+async def test_a_defect_in_one_session_does_not_cost_the_recovery_of_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Defective(StoreInFront):
+        async def before_operation(self, operation: str, session: str) -> None:
+            if (operation, session) == ("read", "bad"):
+                raise KeyError("a defect")
+
+    store = MemoryStore()
+    first = await _start(Host(Agent(ScriptedModel([[Stall()]])), store))
+    for name in ("bad", "good"):
+        await (await first.session(name, create=True)).submit(SendMessage(UserMessage.of("hi")))
+    await first.stop()
+    second = await _start(Host(Agent(ScriptedModel([text("a")])), Defective(store)))
+    assert (second.recovery.done, second.recovery.failed, second.recovery.is_done) == (2, 1, True)
+    assert "a defect stopped the recovery of a session" in caplog.text
+    await records_until_end(await second.session("good"), after=0)
     await second.stop()
 
 

@@ -29,7 +29,7 @@ def named_tool(name: str, answer: str = "") -> Tool:
 class ScriptedToolSource:
     """A source with the test's entries: each is offered or raised, or never returns."""
 
-    def __init__(self, name: str, *offers: Tool | Exception | None) -> None:
+    def __init__(self, name: str, *offers: Tool | Exception | SystemExit | None) -> None:
         self.name = name
         self.offers = [*offers]
         self.closings = 0
@@ -38,7 +38,7 @@ class ScriptedToolSource:
         for each in self.offers:
             if each is None:
                 await asyncio.Event().wait()
-            if isinstance(each, Exception):
+            if isinstance(each, Exception | SystemExit):
                 raise each
         return tuple(each for each in self.offers if isinstance(each, Tool))
 
@@ -72,11 +72,12 @@ async def test_a_source_that_hangs_or_fails_is_omitted(monkeypatch: pytest.Monke
         ScriptedToolSource("slow", None),
         ScriptedToolSource("down", ToolsUnavailableError("down")),
         ScriptedToolSource("bug", ZeroDivisionError()),
+        ScriptedToolSource("exit", SystemExit(3)),
         ScriptedToolSource("up", named_tool("a")),
     )
     async with asyncio.timeout(60):
         found = await read_toolset(Agent(ScriptedModel([]), tools=sources))
-    assert (found.found, found.unreachable) == (frozenset("a"), frozenset({"slow", "down", "bug"}))
+    assert (found.found, found.unreachable) == (frozenset("a"), frozenset({"slow", "down", "bug", "exit"}))
 
 
 @spec("TURN-40", "TURN-42")

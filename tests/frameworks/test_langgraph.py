@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -475,3 +476,26 @@ async def test_a_cancelled_run_can_be_repeated_at_once() -> None:
     messages = await acting.graph.run()
     assert [each.content for each in messages if isinstance(each, ToolMessage)] == [UNKNOWN_CONTENT]
     assert acting.ran == ["a"]
+
+
+async def test_a_run_ends_whose_generator_is_dropped_before_its_end() -> None:
+    guard = at_most_once(MemoryStore(Memory()))
+    is_closed = asyncio.Event()
+
+    async def body() -> AsyncIterator[int]:  # such as the body of a response, whose client leaves
+        try:
+            async with guard.run("t"):
+                yield 1
+        finally:
+            is_closed.set()
+
+    async def request() -> None:
+        assert await anext(body()) == 1
+
+    await asyncio.create_task(request())
+    gc.collect()
+    async with asyncio.timeout(60):
+        await is_closed.wait()
+    async with guard.run("t"):
+        pass
+    await guard.close()

@@ -27,17 +27,22 @@ class RecordingObserver:
 
 
 class Failing:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     def on_append(self, session: str, records: Sequence[Record]) -> None:
-        raise ValueError("a secret")
+        raise self.error
 
 
+@pytest.mark.parametrize("error", [ValueError("a secret"), SystemExit("a secret")], ids=["error", "exit"])
 async def test_an_observer_receives_every_record_of_a_turn_except_deltas(
+    error: BaseException,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR)
     world, noting = FakeWorld(), RecordingObserver()
     host = Host(Agent(ScriptedModel(lambda _: text("Hello there."))), MemoryStore(), world=world)
-    host.observers.add(Failing())
+    host.observers.add(Failing(error))
     host.observers.add(noting)
     await host.start()
     runner = await host.session("s1", create=True)
@@ -54,7 +59,9 @@ async def test_an_observer_receives_every_record_of_a_turn_except_deltas(
             "TurnEnded",
         )
     ]
-    assert {record.getMessage() for record in caplog.records} == {"an observer failed: ValueError"}
+    assert {record.getMessage() for record in caplog.records} == {
+        f"an observer failed: {type(error).__name__}"
+    }
     assert "a secret" not in caplog.text
     await host.stop(grace_s=0)
 
@@ -77,7 +84,7 @@ async def test_an_observer_receives_the_agent_and_model_before_the_first_append(
     named = sub_agent(helper, name="help", description="Helps.")
     script = [calls(("help", '{"task": "look"}')), text("so")]
     host = Host(Agent(ScriptedModel(script), name="main", tools=[named]), MemoryStore(), world=world)
-    for observer in (Shy(), RecordingObserver(), meeting):
+    for observer in (Shy(ValueError("a secret")), RecordingObserver(), meeting):
         host.observers.add(observer)
     await host.start()
     runner = await host.session("s1", create=True)

@@ -188,7 +188,9 @@ def test_hung_functions_block_neither_other_tools_nor_the_exit_of_the_process() 
     assert done.stdout == "unknown\n" * 40
 
 
-@pytest.mark.parametrize("raised", [SystemExit(3), StopIteration(3), TimeoutError(3)], ids=repr)
+@pytest.mark.parametrize(
+    "raised", [SystemExit(3), StopIteration(3), TimeoutError(3), asyncio.CancelledError()], ids=repr
+)
 async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException) -> None:
     @tool
     def plainly() -> str:

@@ -288,8 +288,12 @@ class Pooled(StoredModel):
                 turn.totals.end, turn.totals.error = End.FAILED, error.code
                 raise
             finally:
-                # The record must be corrected even if this task is cancelled.
-                await asyncio.shield(self._world.spawn(self._settle(turn), name="settle a turn"))
+                # The record must be corrected even if this task is cancelled, and before the session's next turn.
+                settling = self._world.spawn(self._settle(turn), name="settle a turn")
+                if is_ours:
+                    is_ours = False
+                    settling.add_done_callback(lambda _: self._locks.leave(request.session))
+                await asyncio.shield(settling)
         finally:
             if is_ours:
                 self._locks.leave(request.session)
@@ -545,13 +549,10 @@ class Pooled(StoredModel):
                 message = replace(outgoing, person=leave.person)
                 answer = agent.send(message, key=turn.key(), is_forced=turn.delivery.is_forced)
                 stalls = turn.request.stalls
+                first_s = stalls.first_token_max_s if stalls else 0.0
+                silence = self._limits.silence
                 run = AgentRun(
-                    answer,
-                    self._limits.silence,
-                    self._world,
-                    name=self.name,
-                    leave=leave,
-                    first_token_s=stalls.first_token_max_s if stalls else 0.0,
+                    answer, silence, self._world, name=self.name, leave=leave, first_token_s=first_s
                 )
                 try:
                     async with run, contextlib.aclosing(self._read_answer(turn, run)) as events:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from midstream.background_loops import spawn_loop
 from midstream.cli import Invocation
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import (
@@ -301,7 +302,9 @@ async def _run_with_settings(
     if settings is None:
         await serving
         return
-    following = app.world.spawn(settings.follow(partial(setattr, app, "settings")), name="follow settings")
+    following = spawn_loop(
+        app.world, partial(settings.follow, partial(setattr, app, "settings")), name="follow settings"
+    )
     try:
         await serving
     finally:

@@ -10,6 +10,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
+from midstream.agents.pool_entries import STORE_FAILURES
 from midstream.dialects.conversation_index import is_kept_name, kept_name
 from midstream.dialects.dialect import Form
 from midstream.dialects.reader_marks import DELIVERED, READERS, ReaderMarks
@@ -22,9 +23,6 @@ from midstream.errors import (
     EntryMovedError,
     MidstreamError,
     SessionNotFoundError,
-    StoreBusyError,
-    StoreDamagedError,
-    StoreFullError,
 )
 from midstream.history.messages import Entry
 from midstream.session.application_request import ApplicationRequest
@@ -51,7 +49,6 @@ CHAINS_MAX = 64
 SESSION_PREFIX = "gw-"
 _SESSION_BYTES = 16
 _NUMBER_DIGITS = 6
-_OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
 _log = logging.getLogger(__name__)
 
 
@@ -116,7 +113,7 @@ class ApplicationSessions:
         """Return the entry for a digest or an idempotency key; an empty one if it cannot be read."""
         try:
             kept = await self.host.store.kv_get(REQUESTS, key)
-        except _OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning("a repeated request cannot be looked up: %s", error.code)
             return NotedRequest()
         return NotedRequest() if kept is None else NotedRequest.read(kept)
@@ -135,7 +132,7 @@ class ApplicationSessions:
                 noted[key] = NotedRequest(session, store.node, version, now)
             except EntryMovedError:
                 return False
-            except _OUT_OF_ORDER as error:
+            except STORE_FAILURES as error:
                 _log.warning("a request cannot be noted: %s", error.code)
         return True
 
@@ -267,7 +264,7 @@ class ApplicationSessions:
             if info.session.startswith(SESSION_PREFIX):
                 try:
                     await self.stop_foreign(await self.host.session(info.session))
-                except _OUT_OF_ORDER:
+                except STORE_FAILURES:
                     raise
                 except MidstreamError as error:
                     _log.warning("a response is not stopped: %s", error.code, extra={"session": info.session})
@@ -322,7 +319,7 @@ class ApplicationSessions:
                         if kept.at < until and not await self._is_needed(namespace, kept):
                             await self.host.store.kv_delete(namespace, kept.key, expected=kept.version)
                 await self._stop_foreign_before(self._world.now() - kept_s)
-            except _OUT_OF_ORDER as error:
+            except STORE_FAILURES as error:
                 _log.warning("old entries were not removed: %s", error.code)
             await self._world.sleep(SWEEP_S)
 

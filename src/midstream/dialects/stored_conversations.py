@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 
+from midstream.agents.pool_entries import STORE_FAILURES
 from midstream.agents.pool_records import RECORD_AGE_MAX_S
 from midstream.dialects.conversation_index import OPENINGS_MAX, ConversationIndex, ConversationPlace
 from midstream.environment import World
-from midstream.errors import EntryMovedError, StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.errors import EntryMovedError
 from midstream.history.messages import Response
 from midstream.store.contract import KeyValue
 
@@ -19,7 +20,6 @@ CONVERSATIONS = "gateway-conversations"
 SWEEP_S = 600.0
 """Seconds between two removals of old conversations."""
 
-_OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class Conversations:
             return found
         try:
             kept = await self._kv.kv_get(CONVERSATIONS, place.before.hex())
-        except _OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning("a conversation cannot be looked up: %s", error.code)
             return ""
         return "" if kept is None else kept.body.decode("utf-8", "replace")
@@ -58,7 +58,7 @@ class Conversations:
             await self._kv.kv_put(CONVERSATIONS, known_by.hex(), body, expected=0, at=now)
         except EntryMovedError:
             return  # another conversation has equal messages: either may continue
-        except _OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning("a conversation cannot be stored: %s", error.code)
             return
         await self._delete(session, place)
@@ -68,7 +68,7 @@ class Conversations:
         while True:
             try:
                 await self._sweep()
-            except _OUT_OF_ORDER as error:
+            except STORE_FAILURES as error:
                 _log.warning("old entries of conversations cannot be removed: %s", error.code)
             await self._world.sleep(SWEEP_S)
 
@@ -79,7 +79,7 @@ class Conversations:
             kept = await self._kv.kv_get(CONVERSATIONS, place.before.hex())
             if kept is not None and kept.body == session.encode():
                 await self._kv.kv_delete(CONVERSATIONS, kept.key, expected=kept.version)
-        except _OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning("an old entry of a conversation was not removed: %s", error.code)
 
     async def _sweep(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from midstream.background_loops import spawn_loop
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import MidstreamError
@@ -71,7 +72,7 @@ class Trials:
         """Begin the trial of a suspect when its turn comes."""
         self._held.append(runner)
         if self._running is None:
-            self._running = self._world.spawn(self._run(), name="trials")
+            self._running = spawn_loop(self._world, self._run, name="trials")
 
     async def stop(self) -> None:
         """Stop the trials."""

@@ -326,7 +326,7 @@ class Executor:
             if not watch.silent_s:
                 raise ModelUnavailableError(f"{name} gave up waiting for its answer") from error
             raise ModelStalledError(f"{name} sent nothing for {watch.silent_s:.0f} s") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the latter would end the server
             _log.exception("the model raised an untyped error", extra={"session": self._reports.session_id})
             raise ModelError(f"{name} failed with {type(error).__name__}: {error}") from error
         if not builder.is_finished:

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count, groupby
 from typing import Protocol, TypeVar
 
+from midstream.background_loops import spawn_loop
 from midstream.engine import session_work
 from midstream.engine.awake_sessions import AwakeSessions
 from midstream.engine.followed_journals import FollowedJournals
@@ -116,7 +117,7 @@ class Caretaker:
         self._is_following_more = asyncio.Event()
         self.journals = FollowedJournals(self.refresh_followed)
         """Journals without a session, and their readers."""
-        self._watching: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._working: set[asyncio.Task[None]] = set()
         self._taking_up: set[str] = set()
         self._reported_again: set[str] = set()
@@ -128,8 +129,10 @@ class Caretaker:
 
     def start(self) -> None:
         """Begin to watch the store, and to prune."""
-        self._watching = self._world.spawn(self._watch(), name="caretaker")
-        self._work(self._pruner.run(), name="pruning")
+        self._loops = [
+            spawn_loop(self._world, self._watch, name="caretaker"),
+            spawn_loop(self._world, self._pruner.run, name="pruning"),
+        ]
 
     async def stop(self) -> None:
         """Stop the tasks; attempts to take up, decide or forward are cancelled."""
@@ -137,7 +140,7 @@ class Caretaker:
             DrainingError("this server is shutting down; reconnect to continue", retry_after_s=1.0)
         )
         self._once_more.clear()
-        tasks = [*self._working, *([self._watching] if self._watching else [])]
+        tasks = [*self._working, *self._loops]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -187,13 +190,6 @@ class Caretaker:
             except UnavailableError as error:
                 failures += 1
                 _log.warning("the other nodes cannot be listed: %s", error.code)
-                await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
-            except MidstreamError as error:
-                _log.error("the other nodes are no longer monitored: %s", error.message)
-                return
-            except Exception:  # noqa: BLE001 - a defect in one session must not cost the sessions of dead nodes
-                failures += 1
-                _log.exception("a defect stopped the monitoring of the other nodes; it begins again")
                 await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
 
     async def _wait_for_changes(self) -> News:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from midstream.background_loops import spawn_loop
 from midstream.engine.crash_suspect_trials import Trials
 from midstream.engine.runner import Runner
 from midstream.environment import World
@@ -84,7 +85,7 @@ class StartupRecovery:
 
     def start(self) -> None:
         """Begin to resume the open turns."""
-        self._running = self._world.spawn(self._recover(), name="recovery")
+        self._running = spawn_loop(self._world, self._recover, name="recovery")
 
     async def wait(self) -> None:
         """Wait until the recovery has ended; failures are counted in `progress`."""
@@ -106,7 +107,7 @@ class StartupRecovery:
 
         async def read_one(session_id: str) -> None:
             async with turnstile:
-                with contextlib.suppress(MidstreamError):  # counted below
+                with contextlib.suppress(Exception):  # counted below
                     await self._sessions.session(session_id)
 
         async def recover_one(session_id: str) -> None:
@@ -147,6 +148,10 @@ class StartupRecovery:
             self.progress.failed += 1
             _log.error("a session could not be recovered: %s", error.message, extra={"session": session_id})
             return
+        except Exception:  # noqa: BLE001 - a defect in one session must not cost the others
+            self.progress.failed += 1
+            _log.exception("a defect stopped the recovery of a session", extra={"session": session_id})
+            return
         if runner.is_following:
             self.progress.elsewhere += 1
             await self._send_to_sleep([session_id])
@@ -156,11 +161,12 @@ class StartupRecovery:
             self.progress.resumed += 1
 
     async def _open_sessions(self) -> list[str]:
-        """Return the sessions with an open turn; wait as long as the store is unavailable."""
+        """Return the sessions with an open turn; try again until the store can list them."""
         for failures in itertools.count(1):
             try:
                 return [info.session async for info in self._store.list(live=True)]
-            except UnavailableError as error:
-                _log.warning("the interrupted turns cannot be listed yet: %s", error.code)
+            except MidstreamError as error:
+                level = logging.WARNING if isinstance(error, UnavailableError) else logging.ERROR
+                _log.log(level, "the interrupted turns cannot be listed yet: %s", error.message)
                 await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
         raise AssertionError("it counts without end")

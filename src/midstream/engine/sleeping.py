@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from midstream.background_loops import spawn_loop
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.number_checks import require_count, require_seconds
@@ -76,7 +77,7 @@ class Sleeping:
 
     def start(self) -> None:
         """Begin to sweep."""
-        self._sweeping = self._world.spawn(self._sweep(), name="sleeping")
+        self._sweeping = spawn_loop(self._world, self._sweep, name="sleeping")
 
     async def stop(self) -> None:
         """Stop the sweeps."""

@@ -61,6 +61,6 @@ async def _offer_of(source: ToolSource) -> Sequence[Tool] | None:
         _log.warning("the tools of %r are omitted: no answer within %g s", source.name, READ_S)
     except ToolsUnavailableError as error:
         _log.info("the tools of %r are omitted: %s", source.name, error.message)
-    except Exception:  # noqa: BLE001 - foreign code: a turn must not die of it
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a turn must not die of it
         _log.exception("the tools of %r are omitted: their source failed", source.name)
     return None

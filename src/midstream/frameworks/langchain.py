@@ -21,6 +21,7 @@ import msgspec
 
 from midstream.errors import UsageError
 from midstream.extras import extra
+from midstream.frameworks.context_values import value_within
 from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import Repaired
 from midstream.history.profiles import find_profile, profile_for
@@ -55,11 +56,8 @@ _find_result: ContextVar[FindResult | None] = ContextVar("midstream_langchain_re
 @contextmanager
 def journaled_results(find: FindResult) -> Generator[None, None, None]:
     """Let `repair_messages` take missing results from a journal, inside this context."""
-    token = _find_result.set(find)
-    try:
+    with value_within(_find_result, find):
         yield
-    finally:
-        _find_result.reset(token)
 
 
 class State(Protocol):

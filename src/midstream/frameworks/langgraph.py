@@ -32,6 +32,7 @@ from midstream.engine.journal import require_session_id
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.extras import extra
+from midstream.frameworks.context_values import value_within
 from midstream.frameworks.langchain import journaled_results
 from midstream.history.messages import Outcome, ToolCall, ToolResult, storable
 from midstream.observability.observers import Observer
@@ -102,17 +103,18 @@ class ToolGuard:
         """
         session = _session_of(thread)
         run = await self._book.begin_run(session)
-        token = _run.set((session, run))
         is_complete = False
         try:
-            with journaled_results(lambda message, call: self._find_result(session, message, call)):
+            with (
+                value_within(_run, (session, run)),
+                journaled_results(lambda message, call: self._find_result(session, message, call)),
+            ):
                 yield
             is_complete = True
         except asyncio.CancelledError as error:
             await _settle(error)
             raise
         finally:
-            _run.reset(token)
             await self._book.end_run(session, run, is_complete=is_complete)
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ from msgspec import Struct
 from midstream.engine.driven_sessions import DrivenTurn
 from midstream.errors import UsageError
 from midstream.extras import extra
+from midstream.frameworks.context_values import value_within
 
 with extra("openai-agents"):
     from agents.run import get_default_agent_runner, set_default_agent_runner
@@ -159,22 +160,16 @@ _nested_results: ContextVar[list[Any] | None] = ContextVar("midstream_openai_age
 @contextmanager
 def enter_scope(scope: TurnScope) -> Generator[None, None, None]:
     """Enter the scope of a turn: the first run inside is the run of the turn."""
-    token = _place.set(_Place(scope))
-    try:
+    with value_within(_place, _Place(scope)):
         yield
-    finally:
-        _place.reset(token)
 
 
 @contextmanager
 def inside_tool() -> Generator[list[Any], None, None]:
     """Yield a list that collects the results of nested runs of a tool."""
     results: list[Any] = []
-    token = _nested_results.set(results)
-    try:
+    with value_within(_nested_results, results):
         yield results
-    finally:
-        _nested_results.reset(token)
 
 
 def current_turn() -> DrivenTurn | None:
@@ -215,15 +210,14 @@ def _running(given: Any) -> Generator[tuple[TurnScope | None, Any], None, None]:
     scope = None if place.is_run or place.is_nested else place.scope
     if scope is not None:
         scope.begin_run(given)
-    token = _place.set(_Place(place.scope, is_run=scope is not None, is_nested=scope is None))
+    within = _Place(place.scope, is_run=scope is not None, is_nested=scope is None)
     try:
-        yield scope, given if scope is None else scope.complete_input(given)
+        with value_within(_place, within):
+            yield scope, given if scope is None else scope.complete_input(given)
     except BaseException:
         if scope is not None:
             scope.end_run(None)
         raise
-    finally:
-        _place.reset(token)
 
 
 class _ObservingRunner:

@@ -32,6 +32,7 @@ from midstream.engine.driven_sessions import DrivenTurn, Driver, OpenTurn
 from midstream.environment import World
 from midstream.errors import LeaseLostError, UsageError
 from midstream.extras import extra
+from midstream.frameworks.context_values import value_within
 from midstream.frameworks.pydantic_ai_messages import (
     answers_in,
     failure_of,
@@ -193,16 +194,15 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         again to continue.
         """
         scope = _Scope(self._driver, session, key)
-        token = _scope.set(scope)
         try:
-            yield
+            with value_within(_scope, scope):
+                yield
         except RunCancelled:
             if scope.turn is not None:
                 with suppress(LeaseLostError):
                     await scope.turn.close(TurnStatus.CANCELLED, {})
             raise
         finally:
-            _scope.reset(token)
             if scope.turn is not None:  # a run that was interrupted at its end has not released the turn
                 self._driver.leave(session, scope.turn)
 

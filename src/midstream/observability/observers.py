@@ -72,7 +72,7 @@ class Observers:
         for observer in self._introduced:
             try:
                 observer.answers(session, agent, model)
-            except Exception as error:  # noqa: BLE001 - see below
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - see below
                 _log_failure(session, error)
 
     def on_forwarded(self, session: str, caller: str) -> None:
@@ -81,7 +81,7 @@ class Observers:
             if isinstance(observer, Charging):
                 try:
                     observer.on_forwarded(session, caller)
-                except Exception as error:  # noqa: BLE001 - see below
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - see below
                     _log_failure(session, error)
 
     def on_append(self, session: str, bodies: Sequence[bytes]) -> None:
@@ -94,10 +94,10 @@ class Observers:
         for observer in self._all:
             try:
                 observer.on_append(session, records)
-            except Exception as error:  # noqa: BLE001 - an observer must not stop the observed work
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - an observer must not stop the observed work
                 _log_failure(session, error)
 
 
-def _log_failure(session: str, error: Exception) -> None:
+def _log_failure(session: str, error: BaseException) -> None:
     # A traceback may contain text of the conversation.
     _log.error("an observer failed: %s", type(error).__name__, extra={"session": session})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote
@@ -13,6 +14,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from midstream.agents.agent_runs import SILENCE_MAX_S
+from midstream.background_loops import spawn_loop
 from midstream.dialects.accepted_requests import Accepting
 from midstream.dialects.anthropic import estimate_tokens
 from midstream.dialects.api_callers import ApiCaller
@@ -237,11 +239,14 @@ class Gateway:
                 await self._usage.begin()
                 self.reports.start()
                 self._tending = {
-                    self.world.spawn(self._durable.tend(self._kept_s), name="the gateway's requests"),
-                    self.world.spawn(self._private.tend(self._kept_s), name="the gateway's private requests"),
-                    self.world.spawn(self.responses.tend(self._durable), name="the gateway's responses"),
-                    self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
-                    self.world.spawn(self._usage.tend(), name="the gateway's usage"),
+                    spawn_loop(self.world, loop, name=f"the gateway's {name}")
+                    for name, loop in (
+                        ("requests", partial(self._durable.tend, self._kept_s)),
+                        ("private requests", partial(self._private.tend, self._kept_s)),
+                        ("responses", partial(self.responses.tend, self._durable)),
+                        ("conversations", self._conversations.tend),
+                        ("usage", self._usage.tend),
+                    )
                 }
 
     def _figures(self) -> dict[str, float]:

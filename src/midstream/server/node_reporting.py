@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from midstream.background_loops import spawn_loop
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError, MidstreamError
 from midstream.store.node_reports import (
@@ -92,7 +93,7 @@ class NodeReports:
         """Begin to report."""
         for counter in self._counters.values():
             counter.on_half_used = self._hurried.set
-        self._running = self._world.spawn(self._run(), name="node reports")
+        self._running = spawn_loop(self._world, self._run, name="node reports")
 
     async def stop(self) -> None:
         """Stop, and remove the report of this server. Idempotent."""

@@ -387,7 +387,7 @@ def _approval_terms(
         if callable(needed):
             needed = needed(**keywords)
         decision = approval(call, found) if approval is not None else False
-    except Exception:  # noqa: BLE001 - foreign code: a rule that fails must not let a call through
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a rule that fails must not let a call through
         return own._replace(text="The rule that decides about this call failed.")
     match decision:
         case Ask():
@@ -540,9 +540,11 @@ async def _in_thread(work: Callable[[], object]) -> object:
         failure: Exception | None = None
         try:
             value = work()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - see run_call; a future takes neither of the odd ones
-            is_odd = isinstance(error, StopIteration | SystemExit)
-            failure = RuntimeError(f"{type(error).__name__}: {error}") if is_odd else error  # type: ignore[assignment]
+        except BaseException as error:  # noqa: BLE001 - the caller would wait for ever; a future takes none of the odd ones
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                failure = error
+            else:
+                failure = RuntimeError(f"{type(error).__name__}: {error}")
         finally:
             _free_threads.release()
         with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,7 +14,9 @@ from midstream.errors import LeaseHeldError, LeaseLostError
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.postgres import PostgresStore, node_locks
+from midstream.store.postgres.node_locks import AdvisoryLock
 from midstream.store.postgres.node_signals import Kind
+from midstream.store.postgres.postgres_connections import Postgres
 from midstream.testing.store_fakes import open_store
 from tests.store.postgres.postgres_places import PostgresPlace
 from tests.store.postgres.postgres_relay import PostgresRelay
@@ -255,3 +259,38 @@ async def test_a_waiting_node_does_not_prevent_the_cleanup_of_old_rows(place: Po
         await until(
             f"select count(*) = 2 {waiting} {ours} and backend_xmin::text::bigint > $2", place.schema, now
         )
+
+
+class _FrozenServer:
+    """A server whose new connection does not answer."""
+
+    where = "store x"
+
+    def __init__(self) -> None:
+        self.address = SimpleNamespace(schema="s")
+        self.has_asked = asyncio.Event()
+        self.is_terminated = False
+
+    async def connect_to_write(self, purpose: str) -> _FrozenServer:
+        assert purpose == "node"
+        return self
+
+    async def fetchval(self, *_: object) -> None:
+        self.has_asked.set()
+        await asyncio.Event().wait()
+
+    def terminate(self) -> None:
+        self.is_terminated = True
+
+
+async def test_a_cancelled_rejoin_leaves_no_connection() -> None:
+    server = _FrozenServer()
+    lock = AdvisoryLock(
+        cast("Postgres", server), "us", WORLD, beat_s=1.0, on_lost=lambda: None, on_joined=lambda: None
+    )
+    joining = WORLD.spawn(lock._join_again(), name="join again")
+    async with asyncio.timeout(60):
+        await server.has_asked.wait()
+    joining.cancel()
+    await asyncio.wait([joining])
+    assert (joining.cancelled(), server.is_terminated) == (True, True)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from pathlib import Path
 
 import apsw
 import pytest
 
+from midstream.environment import World
 from midstream.errors import (
     StoreBusyError,
     StoreDamagedError,
@@ -211,3 +213,23 @@ async def test_a_cancelled_open_leaves_no_node(folder: Path) -> None:
     for thread in {*threading.enumerate()} - before:
         thread.join(60)
     assert _names(folder / "x.db.nodes") == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be moved")
+async def test_a_database_that_is_moved_away_from_a_running_process_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def until(message: str) -> None:
+        async with asyncio.timeout(60):
+            while message not in caplog.text:
+                await World().sleep(0.005)
+
+    path, elsewhere = tmp_path / "x.db", tmp_path / "y.db"
+    store = SQLiteStore(path)
+    await store.open()
+    path.rename(elsewhere)
+    await until("deleted, moved or replaced")
+    elsewhere.rename(path)
+    await until("at its path again")
+    await store.close()
+    assert [each.levelname for each in caplog.records] == ["ERROR", "WARNING"]

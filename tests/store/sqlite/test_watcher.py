@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from midstream.environment import World
 from midstream.errors import StoreBusyError
 from midstream.store.contract import ForwardedCommand, News
@@ -29,6 +31,7 @@ class Tables:
         self.orphans: list[tuple[Any, ...]] = []
         self.answers: list[tuple[Any, ...]] = []
         self.busy = 0
+        self.defects = 0
         self.looks = 0
         self.threads: set[str] = set()
 
@@ -39,6 +42,9 @@ class Tables:
             if self.busy:
                 self.busy -= 1
                 raise StoreBusyError("locked")
+            if self.defects:
+                self.defects -= 1
+                raise KeyError("a defect")
             return [(self.version,)]
         found = {
             inbox.FIND_UNDECIDED: self.undecided,
@@ -57,7 +63,7 @@ class Tables:
 @contextlib.asynccontextmanager
 async def _watching(folder: Path, tables: Tables):  # type: ignore[no-untyped-def] # noqa: ANN202 - contextlib's
     lock = NodeLock(folder, "us")
-    watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.view, World())
+    watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.view, lambda: 1, World())
     watcher.start()
     try:
         async with asyncio.timeout(WAIT_S):
@@ -100,6 +106,17 @@ async def test_a_busy_store_is_polled_again(tmp_path: Path) -> None:
     tables.orphans = [("s", 4, None)]
     async with _watching(tmp_path, tables) as watcher:
         assert (await watcher.watch({})).orphans == ("s",)
+
+
+async def test_a_defect_in_a_check_does_not_end_the_checks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = Tables()
+    tables.defects = 1
+    async with _watching(tmp_path, tables) as watcher:
+        assert await watcher.watch({}) == News()
+    assert tables.defects == 0
+    assert "KeyError: 'a defect'" in caplog.text
 
 
 async def test_a_node_that_just_joined_is_not_taken_for_dead(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -96,6 +97,22 @@ async def test_a_failed_append_on_the_event_loop_leaves_nothing(folder: Path) ->
         assert await bodies(store) == [b"a"]
         disk.is_full = False
         assert await append(store, b"c", expected=1, epoch=epoch, sync=Sync.NORMAL) == 2
+    assert await found_in(folder / "x.db") == [b"a", b"c"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+async def test_the_limit_for_the_size_of_a_file_is_a_full_disk(folder: Path) -> None:
+    import resource
+
+    async with claimed(folder / "x.db", World(), first=b"a") as (store, epoch):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+        try:
+            with pytest.raises(StoreFullError):
+                await append(store, b"b", expected=1, epoch=epoch)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert await append(store, b"c", expected=1, epoch=epoch) == 2
     assert await found_in(folder / "x.db") == [b"a", b"c"]
 
 

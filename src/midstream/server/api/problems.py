@@ -85,7 +85,7 @@ _NEXT = {
     "nothing_to_resume": "Send a message; it opens a new turn.",
     "other_login": "Log out first, or send the link again with `replace`.",
     "session_not_found": "Begin a session by sending its first message.",
-    "store_busy": "Another process holds the database. Try again in a few seconds.",
+    "store_busy": "The database is locked by another process, or cannot be reached. Try again in a few seconds.",
     "store_damaged": "Restore a copy of the database, or run `midstream doctor FILE --fix`.",
     "store_full": "Free some space on the server's disk and try again.",
     "stream_fenced": "A newer connection of this client has the stream; use that one.",

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
+from midstream.background_loops import spawn_loop
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError, MidstreamError
 from midstream.server.api.plain_streams import PlainStreams, StreamGoneError
@@ -44,7 +45,7 @@ class StreamSweeper:
 
     def start(self) -> None:
         """Start sweeping, after the store was opened."""
-        self._sweeping = self._world.spawn(self._sweep_on(), name="sweep of plain streams")
+        self._sweeping = spawn_loop(self._world, self._sweep_on, name="sweep of plain streams")
 
     async def stop(self) -> None:
         """Stop sweeping. Idempotent."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import replace
 
+from midstream.background_loops import spawn_loop
 from midstream.dialects.durable_stream_state import Appended, AppendRequest, StreamRecord
 from midstream.dialects.durable_streams import JSON_TYPE, Producer
 from midstream.dialects.stream_subscriptions import (
@@ -86,7 +87,7 @@ class StreamSubscriptions:
 
     def start(self) -> None:
         """Start the checks, after the store was opened."""
-        self._checking = self._world.spawn(self._check_periodically(), name="subscriptions of streams")
+        self._checking = spawn_loop(self._world, self._check_periodically, name="subscriptions of streams")
 
     async def stop(self) -> None:
         """Stop the checks and deliveries; other servers continue. Idempotent."""

@@ -15,6 +15,7 @@ import logging
 import re
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from urllib.parse import parse_qsl
 
@@ -22,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from midstream.background_loops import spawn_loop
 from midstream.engine.host import Host
 from midstream.errors import AccessError, MidstreamError, OtherLoginError, UnauthorizedError
 from midstream.server.api.request_bodies import BODY_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
@@ -131,8 +133,8 @@ class AuthMiddleware:
             if self.access.login:
                 await self._keep_login(self.access.login)
             await self.source.refresh(self._host.store, self._host.world)
-            work = self._watch(await self.revocations.newest())
-            self._watching = self._host.world.spawn(work, name="watch for revocations")
+            work = partial(self._watch, await self.revocations.newest())
+            self._watching = spawn_loop(self._host.world, work, name="watch for revocations")
         else:
             clients = (
                 "of this machine only" if self.is_local else "of every machine that can reach the server"

@@ -20,6 +20,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
+from midstream.background_loops import spawn_loop
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.extras import extra
@@ -88,7 +89,7 @@ class NodePresence:
         await self._link.flush()
         self.number = await self._enter()
         await self.look()
-        self._watching = self._world.spawn(self._watch(), name="node presence")
+        self._watching = spawn_loop(self._world, self._watch, name="node presence")
 
     async def leave(self) -> None:
         """Stop to be a node: its sessions are free."""

@@ -67,7 +67,10 @@ class HeartbeatThread:
     def _work(self) -> None:
         while not self._is_over.wait(self._beat_s):
             if self._is_late():
-                asyncio.run(self._beat_until_in_time())
+                try:
+                    asyncio.run(self._beat_until_in_time())
+                except Exception:  # noqa: BLE001 - such as no file left for a loop; the next beat tries again
+                    _log.exception("late heartbeats were not sent")
 
     def _is_late(self) -> bool:
         return self._world.monotonic() - self._beaten_at() > LATE_BEATS * self._beat_s

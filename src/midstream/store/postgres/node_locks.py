@@ -25,6 +25,7 @@ import os
 import socket
 from collections.abc import Callable
 
+from midstream.background_loops import spawn_loop
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.extras import extra
@@ -158,8 +159,8 @@ class AdvisoryLock:
         async with self._postgres.errors():
             await self._take(connection, old=0)
         self._tasks = [
-            self._world.spawn(self._beat(), name="beat"),
-            self._world.spawn(self._keep(), name="node lock"),
+            spawn_loop(self._world, self._beat, name="beat"),
+            spawn_loop(self._world, self._keep, name="node lock"),
         ]
         self._heartbeat_thread.start()
 
@@ -233,14 +234,15 @@ class AdvisoryLock:
             self._on_joined()
 
     async def _join_again(self) -> bool:
-        connection = None
         try:
             connection = await self._postgres.connect_to_write("node")
-            await self._take(connection, old=self._number)
+            try:
+                await self._take(connection, old=self._number)
+            except BaseException:  # also a cancellation
+                connection.terminate()
+                raise
         except (MidstreamError, *FAILURES) as error:
             _log.debug("not joined: %s", refusal_of(error, self._postgres.where).message)
-            if connection is not None:
-                connection.terminate()
             return False
         return True
 
@@ -292,7 +294,7 @@ class Neighbours:
         self._protected: frozenset[int] = frozenset()
         self._protected_until = 0.0
         self._changed = asyncio.Event()
-        self._watching = world.spawn(self._watch(), name="sentry")
+        self._watching = spawn_loop(world, self._watch, name="sentry")
 
     def protect(self) -> None:
         """Declare no known node dead: this node lost its connection, and the others may have, too."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from midstream.background_loops import spawn_loop
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.extras import extra
@@ -255,7 +256,7 @@ class Listener:
             MidstreamError: The server cannot be reached.
         """
         await self._listen()
-        self._keeping = self._world.spawn(self._keep(), name="listener")
+        self._keeping = spawn_loop(self._world, self._keep, name="listener")
 
     async def close(self) -> None:
         """Close the connection."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from midstream.background_loops import spawn_loop
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.store.contract import ForwardedCommand, News
@@ -116,7 +117,7 @@ class NodeWatcher:
 
     def start(self) -> None:
         """Begin to query."""
-        self._looking = self._world.spawn(self._look(), name="store watcher")
+        self._looking = spawn_loop(self._world, self._look, name="store watcher")
 
     async def close(self) -> None:
         """Stop the queries, and cancel the waiting callers."""

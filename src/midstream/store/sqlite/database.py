@@ -192,6 +192,14 @@ class DatabaseFile:
         except OSError:
             return False
 
+    def identify(self) -> tuple[int, int] | None:
+        """Return the device and the number of the file at the path; None if there is none."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
     def _stamp(self) -> tuple[int, int, int]:
         found = self.path.stat()
         return found.st_size, found.st_mtime_ns, found.st_ino

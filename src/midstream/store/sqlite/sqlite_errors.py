@@ -41,6 +41,7 @@ def refusal_of(error: apsw.Error, where: str, db: apsw.Connection | None) -> Mid
 
 
 def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:
-    # SQLite detects a full disk itself, except when it creates the log's index, or when a quota is spent.
+    # SQLite detects a full disk itself, except when it creates the log's index, or when a quota or the limit for the
+    # size of a file is reached.
     is_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
-    return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT})
+    return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

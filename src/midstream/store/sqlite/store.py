@@ -298,7 +298,7 @@ class _Opened:
             threads.shut()
             raise
         [(writer, reader)] = connections
-        watcher = Watcher(node, writer.peers, file.open_for_watcher, file.world)
+        watcher = Watcher(node, writer.peers, file.open_for_watcher, file.identify, file.world)
         watcher.start()
         return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
 

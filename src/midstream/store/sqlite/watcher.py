@@ -62,6 +62,8 @@ class Watcher:
 
     Args:
         view: Opens the view of the database, in this thread.
+        identify: Returns the identity of the file at the database's path. A change is logged: the store goes on with
+            the file that it has opened, whose records are lost if it was deleted.
     """
 
     def __init__(
@@ -69,11 +71,15 @@ class Watcher:
         node: str,
         peers: Peers,
         view: Callable[[], contextlib.AbstractContextManager[WatcherView]],
+        identify: Callable[[], object],
         world: World,
     ) -> None:
         self._node = node
         self._peers = peers
         self._view = view
+        self._identify = identify
+        self._opened = identify()
+        self._is_in_place = True
         self._world = world
         self._loop = asyncio.get_running_loop()
         self._nudged = threading.Event()
@@ -140,6 +146,7 @@ class Watcher:
                 view: WatcherView | None = None
                 while not self._is_over:
                     try:
+                        self._check_place()
                         self._changes += self._peers.check_all(now=self._world.monotonic())
                         if self._has_waiting():
                             view = view or closing.enter_context(self._view())
@@ -147,11 +154,25 @@ class Watcher:
                     except (MidstreamError, OSError) as error:
                         self._last_check = (-1, -1)
                         _log.debug("the store cannot be read: %s", error)
+                    except Exception:  # noqa: BLE001 - callers would wait for ever for the changes and answers
+                        self._last_check = (-1, -1)
+                        _log.exception("a defect stopped a check of the store; the next one follows")
+                        self._nudged.wait(BACKSTOP_S)
                     self._nudged.wait(self._next_pause_s())
                     self._nudged.clear()
         finally:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 self._loop.call_soon_threadsafe(self._ended.set_result, None)
+
+    def _check_place(self) -> None:
+        was_in_place, self._is_in_place = self._is_in_place, self._identify() == self._opened
+        if was_in_place and not self._is_in_place:
+            _log.error(
+                "the database was deleted, moved or replaced while this process has it open: other processes do not "
+                "see what this one stores, and it may be lost. Restore the file at its path, or stop this process"
+            )
+        elif self._is_in_place and not was_in_place:
+            _log.warning("the database is at its path again")
 
     def _has_waiting(self) -> bool:
         waiting = self._waiting  # it stays until the event loop has received the changes, and waits no more
