@@ -39,6 +39,20 @@ async def test_an_agent_that_was_idle_for_too_long_is_closed_and_resumed() -> No
     assert upstream.live == 1
 
 
+@spec("REUSE-46")
+async def test_idle_agents_are_closed_in_time_without_a_further_turn() -> None:
+    upstream, world, live = _live_agents(agents=2)
+    await _take_and_release(live, "agent-1")
+    await world.advance(100.0)
+    await _take_and_release(live, "agent-2")
+    await world.advance(199.0)
+    assert upstream.live == 2
+    await world.advance(1.0)
+    assert upstream.live == 1
+    await world.advance(100.0)
+    assert (upstream.live, live.resting, world.next_wake_at) == (0, 0, None)
+
+
 async def test_only_agents_in_a_turn_exceed_the_cap() -> None:
     upstream, world, live = _live_agents(agents=6, live_max=3)
     for number in range(1, 6):

@@ -148,7 +148,12 @@ async def test_another_answer_or_an_edited_message_has_no_such_notice() -> None:
 @spec("REUSE-86")
 @pytest.mark.parametrize(
     ("trouble", "is_sent"),
-    [(Trouble.DIES_OPENED, True), (Trouble.HANGS, True), (Trouble.GONE, False)],
+    [
+        (Trouble.DIES_OPENED, True),
+        (Trouble.HANGS, True),
+        (Trouble.FAILED, True),
+        (Trouble.GONE, False),
+    ],
 )
 async def test_a_fresh_agent_is_informed_if_the_previous_one_may_have_started(
     trouble: Trouble,
@@ -160,6 +165,22 @@ async def test_a_fresh_agent_is_informed_if_the_previous_one_may_have_started(
     bench.trouble(trouble)
     assert (await host.send_messages("second")).way is AgentOrigin.FRESH
     assert (UNRECORDED in bench.sent_texts()[-1]) is is_sent
+
+
+@spec("REUSE-86")
+@pytest.mark.parametrize("can_fork", [True, False])
+async def test_a_retry_after_an_answer_that_failed_without_output_has_a_notice(
+    can_fork: bool,  # noqa: FBT001
+) -> None:
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
+    host = await bench.host()
+    bench.trouble(Trouble.DIES_OPENED)
+    await host.fail("first")
+    await host.ask()
+    assert bench.sent_texts()[-1].count(UNRECORDED) == 1
+    host.history = History(host.history.entries[:-1])
+    await host.ask()  # another answer
+    assert UNRECORDED not in bench.sent_texts()[-1]
 
 
 @spec("REUSE-86")

@@ -183,6 +183,11 @@ def is_refusal(error: ModelError, *, is_taken: bool) -> bool:
     return not is_taken and (is_rate_limit or cause in refusals)
 
 
+def is_in_doubt(error: ModelError) -> bool:
+    """Whether an agent that was sent a message may have received it and acted on it before this error."""
+    return cause_of(error) in {FailureCause.UNKNOWN, FailureCause.STALLED}
+
+
 def _start_fresh_or_fail(situation: FailureSituation) -> Remedy:
     return StartFresh() if situation.is_remembering and not situation.is_replacement else Fail()
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from midstream.agents.resident_memory import measure_memory
 from midstream.agents.upstreams import Setup, Upstream, UpstreamAgent
-from midstream.environment import World
+from midstream.environment import Cancellable, World
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class LiveAgents:
         self._measuring: asyncio.Task[None] | None = None
         self._resting: OrderedDict[str, _Resting] = OrderedDict()
         """By the id for resuming, the longest unused first."""
+        self._alarm: Cancellable | None = None
         self._busy = 0
         self._errands: set[asyncio.Task[None]] = set()
         self._closing: dict[str, asyncio.Task[None]] = {}
@@ -115,6 +116,7 @@ class LiveAgents:
         self._close_rested()
         self._close_surplus()
         self._check_memory()
+        self._set_alarm()
 
     def close(self, agent: UpstreamAgent, *, deleted: str = "") -> None:
         """Return an agent and close it soon; then delete the conversation `deleted` at the upstream."""
@@ -130,6 +132,7 @@ class LiveAgents:
         """Close idle agents, and wait for closings and deletions."""
         while self._resting:
             self._close_oldest()
+        self._set_alarm()
         if self._errands:
             await asyncio.wait(self._errands)
 
@@ -137,6 +140,19 @@ class LiveAgents:
         now = self._world.monotonic()
         while self._resting and now - next(iter(self._resting.values())).since >= self._rest_s:
             self._close_oldest()
+
+    def _set_alarm(self) -> None:
+        """Arrange that the longest idle agent is closed in time, also if no turn follows."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._resting:
+            idle_s = self._world.monotonic() - next(iter(self._resting.values())).since
+            self._alarm = self._world.later(max(0.0, self._rest_s - idle_s), self._close_in_time)
+
+    def _close_in_time(self) -> None:
+        self._close_rested()
+        self._set_alarm()
 
     def _close_surplus(self) -> None:
         while self._resting and self._busy + len(self._resting) > self._live_max:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.agents.agent_failures import FailureSituation
+from midstream.agents.agent_failures import FailureSituation, is_in_doubt
 from midstream.agents.own_tool_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.pool_entries import Claim
 from midstream.agents.prior_transcript import (
@@ -31,7 +31,7 @@ from midstream.agents.reuse_classification import (
     ResumeAgent,
 )
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
-from midstream.errors import ModelError, ModelStalledError
+from midstream.errors import ModelError
 from midstream.history.messages import (
     Entry,
     File,
@@ -277,9 +277,12 @@ class PoolTurn:
     def _is_perhaps_acted_on(self) -> bool:
         """Whether an earlier agent may have begun to act on the messages, in this turn or in a run without an end."""
         before = self.claim.found.record if self.claim is not None else None
-        is_of_dead_run = before is not None and bool(before.run)
-        had_all = before is not None and self.judged.common == before.fingerprint.count
-        return self.totals.was_perhaps_taken or (is_of_dead_run and had_all)
+        if self.totals.was_perhaps_taken or before is None:
+            return self.totals.was_perhaps_taken
+        is_of_dead_run = bool(before.run) and self.judged.common == before.fingerprint.count
+        # The record of a refused message is that of the answer before it.
+        is_of_cut_answer = not before.is_whole and not before.is_refused
+        return is_of_dead_run or (is_of_cut_answer and self.judged.kind is RequestRelation.REPEAT)
 
     @property
     def way(self) -> AgentOrigin:
@@ -360,7 +363,8 @@ class PoolTurn:
 
     def begin_again(self, error: ModelError) -> None:
         """Replace an agent that failed with `error` by a fresh one."""
-        self.totals.was_perhaps_taken = self.delivery.is_taken or isinstance(error, ModelStalledError)
+        was_sent = not self.has_taken_nothing
+        self.totals.was_perhaps_taken = self.delivery.is_taken or (was_sent and is_in_doubt(error))
         self.action = Fresh(is_pooled=True)
         self.has_taken_nothing = False
         self.first_error = error
