@@ -419,9 +419,14 @@ class Supervisor:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*map(self._end, [*self._processes]))
-        for task in self._answering:
-            task.cancel()
+        try:
+            await asyncio.gather(*map(self._end, [*self._processes]))
+        finally:  # also after a cancellation: no worker outlives its supervisor, not even a frozen one
+            for worker in self._processes:
+                if not worker.has_ended:
+                    worker.process.kill()
+            for task in self._answering:
+                task.cancel()
 
 
 def _describe_end(code: int | None) -> str:

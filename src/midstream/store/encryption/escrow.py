@@ -188,6 +188,8 @@ class ClientKeys(SessionKeys, Escrow):
         for _ in range(REPLACE_ATTEMPTS_MAX):
             now = self._world.now()
             kept = await self._read_row(place)
+            if root is not None and root.unwritten is not None:
+                raise _refusal()  # it has no record yet
             if root is None or not root.is_client or kept.row is None:
                 raise _locked_error(session)
             good = tuple(each for each in kept.row.viewers if each.expires_at > now)
