@@ -82,3 +82,9 @@ def test_a_cancelled_end_kills_a_worker_that_does_not_react() -> None:
                     worker.process.kill()
 
     assert asyncio.run(scenario()) == -signal.SIGKILL
+
+
+def test_a_sighup_during_the_start_is_reported_as_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = Supervisor([], count=1, sockets=[], login="", on_ready=lambda _: None, world=World())
+    supervisor._roll_soon()
+    assert "the server is starting; this SIGHUP is ignored" in caplog.text

@@ -383,8 +383,8 @@ class Supervisor:
 
     def _roll_soon(self) -> None:
         if not self._is_ready:
-            return
-        if self._rolling is None or self._rolling.done():
+            _log.warning("the server is starting; this SIGHUP is ignored")
+        elif self._rolling is None or self._rolling.done():
             self._rolling = self._world.spawn(self._roll(), name="rolling restart")
         else:
             _log.warning("a rolling restart is under way; this SIGHUP is ignored")
