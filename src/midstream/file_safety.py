@@ -17,10 +17,16 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from midstream.errors import UsageError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 READ_BYTES_MAX = 1024 * 1024
 """Bytes of a file of settings or keys; a longer one is refused."""
@@ -211,6 +217,25 @@ def create_own_once(path: Path, body: bytes) -> bool:
         except FileExistsError:
             return False
     return True
+
+
+@contextlib.contextmanager
+def lock_own(path: Path, called: str) -> Iterator[None]:
+    """Hold the system's lock on a derived file, which is created if missing and stays; another process waits.
+
+    Raises:
+        UsageError: It is not safe to use; see `open_own`.
+        OSError: The system refuses the file or the lock.
+    """
+    descriptor = open_own(path, called, os.O_RDWR | os.O_CREAT)
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def require_own_database(path: Path, called: str) -> None:

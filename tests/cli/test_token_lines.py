@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,21 @@ def test_a_line_with_which_the_file_would_admit_nobody_is_not_written(tmp_path: 
         add_token(file, "ada", "acme", {})
     assert TokenFile(file).find(token) is not None
     add_token(file, "bob", "*", {})  # an operator has no tenant
+
+
+def test_keys_that_are_added_at_the_same_moment_are_all_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokens"
+    have_read = threading.Barrier(2)
+
+    def read_together(place: Path) -> str:
+        text = read_tokens(place)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            have_read.wait(0.5)  # broken where the other one waits for the lock
+        return text
+
+    monkeypatch.setattr("midstream.cli.token_lines.read_tokens", read_together)
+    with ThreadPoolExecutor(2) as pool:
+        tokens = [*pool.map(lambda name: add_token(file, name, "", {}), ("ada", "eve"))]
+    assert sorted(line.digest for line in read_token_file(file)) == sorted(map(digest_of_token, tokens))

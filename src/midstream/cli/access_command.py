@@ -12,7 +12,7 @@ from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.session_options import server_options
 from midstream.cli.session_sources import IssuedCredential, ServerSource
 from midstream.cli.times import time_of
-from midstream.cli.token_lines import add_token, read_tokens, write_tokens
+from midstream.cli.token_lines import add_token, locked_tokens, read_tokens, write_tokens
 from midstream.errors import UsageError
 from midstream.server.auth.principals import Action
 from midstream.server.auth.token_file import HASHED, ROLES, parse_line
@@ -106,18 +106,19 @@ def add(
 def hash_tokens(file: Path, output: Output) -> None:
     """Replace the tokens in FILE by their digests. The tokens, and all logins with them, stay valid."""
     lines, count = [], 0
-    for number, line in enumerate(read_tokens(file).splitlines(), 1):
-        try:
-            parsed = parse_line(line)
-        except UsageError as error:
-            raise UsageError(f"line {number} of {file}: {error.message}; nothing was changed") from error
-        if parsed is not None and parsed.is_plain:
-            word = line.split()[0]
-            line = line.replace(word, f"{HASHED}{parsed.digest}", 1)
-            count += 1
-        lines.append(line)
-    if count:
-        write_tokens(file, "\n".join(lines) + "\n")
+    with locked_tokens(file):
+        for number, line in enumerate(read_tokens(file).splitlines(), 1):
+            try:
+                parsed = parse_line(line)
+            except UsageError as error:
+                raise UsageError(f"line {number} of {file}: {error.message}; nothing was changed") from error
+            if parsed is not None and parsed.is_plain:
+                word = line.split()[0]
+                line = line.replace(word, f"{HASHED}{parsed.digest}", 1)
+                count += 1
+            lines.append(line)
+        if count:
+            write_tokens(file, "\n".join(lines) + "\n")
     output.print_one({"replaced": count}, f"{count} tokens were replaced by their digests.", err=False)
 
 

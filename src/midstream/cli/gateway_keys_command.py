@@ -11,7 +11,7 @@ from midstream.cli import Invocation
 from midstream.cli.option_groups import FiniteRange
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.times import time_of
-from midstream.cli.token_lines import add_token, read_tokens, write_tokens
+from midstream.cli.token_lines import add_token, locked_tokens, read_tokens, write_tokens
 from midstream.dialects.api_callers import UNLIMITED, Allowance
 from midstream.errors import NotFoundError
 from midstream.paths import Paths, make_folder
@@ -126,17 +126,25 @@ def revoke(context: click.Context, name: str, output: Output) -> None:
     Their usage stays counted.
     """
     file = _file_of(context)
-    kept, count = [], 0
-    for line in read_tokens(file).splitlines() if file.exists() else []:
-        parsed = parse_line(line)
-        if parsed is not None and name in (parsed.principal.name, parsed.digest[:ID_CHARS]):
-            count += 1
-        else:
-            kept.append(line)
+    count = _remove_lines(file, name) if file.exists() else 0
     if not count:
         raise NotFoundError(f"no key of {name!r} in {file}: `midstream gateway keys list` lists the keys")
-    write_tokens(file, "\n".join(kept) + "\n")
     output.print_one({"revoked": count}, f"{count} key{'s' if count > 1 else ''} revoked.", err=False)
+
+
+def _remove_lines(file: Path, name: str) -> int:
+    """Remove the keys of a user or with this id; return how many."""
+    kept, count = [], 0
+    with locked_tokens(file):
+        for line in read_tokens(file).splitlines():
+            parsed = parse_line(line)
+            if parsed is not None and name in (parsed.principal.name, parsed.digest[:ID_CHARS]):
+                count += 1
+            else:
+                kept.append(line)
+        if count:
+            write_tokens(file, "\n".join(kept) + "\n")
+    return count
 
 
 def _file_of(context: click.Context) -> Path:

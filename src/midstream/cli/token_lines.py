@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from midstream.cli.terminal import clean
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.file_safety import read_secret_text, replace_own
+from midstream.file_safety import lock_own, read_secret_text, replace_own
 from midstream.server.auth.token_file import (
     HASHED,
     digest_of_token,
@@ -62,11 +63,23 @@ def add_token(
         )
     if strange := [name for name, value in settings.items() if len(value.split()) > 1]:
         raise UsageError(f"{strange[0]} contains a space, which a token file cannot represent")
-    text = f"{read_tokens(file)}{line}\n"
-    # Checked together: a server admits nobody by a file in which only some have a tenant.
-    require_one_tenancy(each.principal for each in map(parse_line, text.splitlines()) if each is not None)
-    write_tokens(file, text)
+    parse_line(line)  # an invalid line is refused before a file is created
+    with locked_tokens(file):
+        text = f"{read_tokens(file)}{line}\n"
+        # Checked together: a server admits nobody by a file in which only some have a tenant.
+        require_one_tenancy(each.principal for each in map(parse_line, text.splitlines()) if each is not None)
+        write_tokens(file, text)
     return token
+
+
+def locked_tokens(file: Path) -> AbstractContextManager[None]:
+    """Let no other command change a token file between `read_tokens` and `write_tokens`; its folder must exist.
+
+    Raises:
+        UsageError: The lock file beside it cannot be used.
+    """
+    target = file.resolve()
+    return lock_own(target.with_name(f".{target.name}.lock"), "the lock file of the tokens")
 
 
 def read_tokens(file: Path) -> str:

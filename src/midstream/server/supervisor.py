@@ -383,8 +383,8 @@ class Supervisor:
 
     def _roll_soon(self) -> None:
         if not self._is_ready:
-            return
-        if self._rolling is None or self._rolling.done():
+            _log.warning("the server is starting; this SIGHUP is ignored")
+        elif self._rolling is None or self._rolling.done():
             self._rolling = self._world.spawn(self._roll(), name="rolling restart")
         else:
             _log.warning("a rolling restart is under way; this SIGHUP is ignored")
@@ -419,9 +419,14 @@ class Supervisor:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*map(self._end, [*self._processes]))
-        for task in self._answering:
-            task.cancel()
+        try:
+            await asyncio.gather(*map(self._end, [*self._processes]))
+        finally:  # also after a cancellation: no worker outlives its supervisor, not even a frozen one
+            for worker in self._processes:
+                if not worker.has_ended:
+                    worker.process.kill()
+            for task in self._answering:
+                task.cancel()
 
 
 def _describe_end(code: int | None) -> str:

@@ -512,6 +512,7 @@ class Escrow(Protocol):
         """Return a new secret that permits reading an open session, for so many seconds.
 
         Raises:
+            WrongSecretError: The session has no record yet.
             SessionLockedError: The session was not opened with its client's own secret.
             LimitReachedError: The session has the greatest number of valid secrets of viewers. Nothing was changed.
         """

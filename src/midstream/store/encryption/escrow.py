@@ -188,6 +188,8 @@ class ClientKeys(SessionKeys, Escrow):
         for _ in range(REPLACE_ATTEMPTS_MAX):
             now = self._world.now()
             kept = await self._read_row(place)
+            if root is not None and root.unwritten is not None:
+                raise _refusal()  # it has no record yet
             if root is None or not root.is_client or kept.row is None:
                 raise _locked_error(session)
             good = tuple(each for each in kept.row.viewers if each.expires_at > now)
@@ -237,10 +239,7 @@ class ClientKeys(SessionKeys, Escrow):
     def _row_here(self, place: str, kept: _FoundRow, *, has_records: bool) -> _Row | None:
         """Return the current row: before the first record, the one that will be written with it."""
         root = self._roots.get(place)
-        if root is None or root.unwritten is None:
-            return kept.row
-        if has_records:  # another process was faster
-            self.lock(place)
+        if root is None or root.unwritten is None or has_records:  # perhaps another process was faster
             return kept.row
         return root.unwritten
 
@@ -260,6 +259,8 @@ class ClientKeys(SessionKeys, Escrow):
         ):  # another key: the session was deleted, and begun again by another process
             self.lock(place)
             root = self._roots[place] = _Root(key, self._world, None if has_records else row)
+        elif has_records:
+            root.unwritten = None  # another process wrote this row
         root.is_client = root.is_client or not holder.viewer
         return OpenedSession(place, not holder.viewer, root.stream_digest, holder.viewer, holder.expires_at)
 
@@ -351,8 +352,7 @@ class ClientKeys(SessionKeys, Escrow):
         root = self._roots.get(root_of(session))
         if root is None:
             return await self._house_for(session)
-        if root.unwritten is not None:  # there are records, and they are not under this key
-            self.lock(session)
+        if root.unwritten is not None:  # there are records, and not under this key: `open` replaces it
             raise _moving(session)
         return root.keys
 
