@@ -82,7 +82,7 @@ async def _killed(host: Host, memory: Memory) -> None:
     assert isinstance(inner, MemoryStore)
     memory.kill(inner.node)
     tasks = [task for runner in host.awake.runners.values() for task in (runner._task, *runner._work.tasks)]
-    for task in (host._caretaker._watching, *tasks):
+    for task in (*host._caretaker._loops, *tasks):
         if task is not None:
             task.cancel()
     await _locks(host).stop()
