@@ -233,6 +233,32 @@ test("a snapshot replaces all earlier events, and later ones are applied after i
   assert.equal(stream.phase, "live");
 });
 
+test("a snapshot without a session changes nothing and ends the connection", () => {
+  for (const session of [undefined, null, 5]) {
+    const { stream } = openedStream();
+    stream.take();
+    assert.equal(stream.receive(JSON.stringify({ type: "snapshot", event_id: "1-7", session }), NOW), true);
+    assert.deepEqual(stream.take().events, []);
+    assert.equal(stream.cursor, "1-1");
+  }
+});
+
+test("an event that cannot be read ends its stream, and the stream is kept", async () => {
+  const response = { type: "response_completed", turn: 1, response: 1, at: 1 };
+  const unreadable = [events(["1-2", accepted("KEY")], ["1-3", response]), '{"type":"snapshot","event_id":"1-9","session":{"turns":1,"history":5}}'];
+  for (const text of unreadable) {
+    const server = new SmallServer();
+    server.accept = (socket, { seqno }) => {
+      server.sendFrame(socket, { type: "ack", seqno });
+      server.sendFrame(socket, JSON.parse(text.replace("KEY", socket.stream)));
+    };
+    const storage = new MemoryStorage();
+    const client = await connect({ url: "http://x", makeSocket: () => server.socket(), transport: "websocket", storage });
+    await assert.rejects(client.ask("s", "hello"), { code: "record_undecodable" });
+    assert.equal((await storage.load()).streams.length, 1);
+  }
+});
+
 test("a stream whose turn had ended at the snapshot ends with it, and not before", () => {
   const { stream } = openedStream(
     { cursor: "1-2" },

@@ -11,6 +11,8 @@ import websockets
 from midstream.errors import (
     DrainingError,
     FrameTooLargeError,
+    JournalMovedError,
+    LeaseLostError,
     MalformedFrameError,
     MidstreamError,
     SessionNotFoundError,
@@ -318,6 +320,8 @@ async def test_an_unknown_address_refuses_the_handshake() -> None:
         (None, 1000),
         (DrainingError(""), 1012),
         (StoreFullError(""), 1013),
+        (LeaseLostError(""), 1013),
+        (JournalMovedError(""), 1013),
         (FrameTooLargeError(""), 1009),
         (MalformedFrameError(""), 1002),
         (SessionNotFoundError(""), 1008),

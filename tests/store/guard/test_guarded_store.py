@@ -205,8 +205,10 @@ async def test_a_cut_append_is_refused_also_at_the_end_of_a_journal(place: Guard
     assert await read_bodies(place) == [b"1", b"2", b"3"]
 
 
-@spec("SEC-43")
-async def test_records_appended_inserted_or_removed_by_others_are_refused(place: GuardedMemory) -> None:
+@spec("SEC-43", "STREAM-99")
+async def test_records_appended_inserted_or_removed_by_others_are_refused(
+    place: GuardedMemory, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = [*place.records]
     for link in (b"", COVERED):
         place.records[6:] = [StoredRecord(7, 2, b"forged", link)]
@@ -219,6 +221,7 @@ async def test_records_appended_inserted_or_removed_by_others_are_refused(place:
         place.records[:] = cut
         with pytest.raises(EventsLostError, match="was removed"):
             await read_bodies(place)
+    assert [each.levelno for each in caplog.records] == [logging.ERROR] * 5
 
 
 @spec("SEC-43")

@@ -16,7 +16,6 @@ from midstream.errors import (
     InternalError,
     MidstreamError,
     ProtocolError,
-    UnavailableError,
 )
 from midstream.protocol.frames import Error, encode
 from midstream.server.api.problems import INTERNAL
@@ -35,17 +34,18 @@ TRY_LATER = 1013
 
 _CODES: tuple[tuple[type[MidstreamError], int], ...] = (
     (DrainingError, RESTARTING),
-    (UnavailableError, TRY_LATER),
     (FrameTooLargeError, TOO_LARGE),
     (ProtocolError, BROKEN_PROTOCOL),
     (InternalError, BUG),
-    (MidstreamError, REFUSED),
 )
 
 
 def close_code_of(failure: MidstreamError | None) -> int:
     """Return the close code that belongs to an `error` frame."""
-    return next((code for kind, code in _CODES if isinstance(failure, kind)), CLOSED)
+    if failure is None:
+        return CLOSED
+    other = TRY_LATER if failure.retry in ("now", "later") else REFUSED
+    return next((code for kind, code in _CODES if isinstance(failure, kind)), other)
 
 
 class AcceptedWebSocket(FrameTransport):

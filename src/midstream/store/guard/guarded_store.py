@@ -123,7 +123,11 @@ class GuardedReader(StoreReader):
             except StoreDamagedError:
                 self._checked.pop(session, None)  # the session may have been deleted, and begun again
         if checked is None:
-            checked = await read_checked(self._reader, keys, session, after=after, limit=limit)
+            try:
+                checked = await read_checked(self._reader, keys, session, after=after, limit=limit)
+            except StoreDamagedError as error:
+                _log.error("a journal is refused: %s", error.message, extra={"session": session})
+                raise
         if checked is None:
             return ()
         self._note_checked(session, after, checked.head)

@@ -234,8 +234,12 @@ export class LiveStream {
   }
 
   #deliver(events) {
-    for (const event of this.#stream.isAbandoned ? [] : events)
-      this.#unread.push({ ...event, ...this.#answerText.take(event) });
+    try {
+      for (const event of this.#stream.isAbandoned ? [] : events)
+        this.#unread.push({ ...event, ...this.#answerText.take(event) });
+    } catch (error) {
+      this.#fail(new MidstreamError("record_undecodable", `an event cannot be read: ${error.message}`));
+    }
     if (this.#unread.length > UNREAD_EVENTS_MAX && this.#connection && !this.#isOverfull) {
       this.#isOverfull = true;
       this.#endConnection();

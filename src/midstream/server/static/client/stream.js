@@ -305,9 +305,10 @@ export class Stream {
   }
 
   #takeSnapshot(frame) {
+    if (typeof frame.session !== "object" || frame.session === null) throw protocolError("a snapshot has no session");
     this.#move(this.#inbox.replace(frame));
     this.#link.noteProgress();
-    if (this.damage ? !OPEN_STATUSES.has(frame.session?.status) : this.key && frame.is_over) this.#end(null);
+    if (this.damage ? !OPEN_STATUSES.has(frame.session.status) : this.key && frame.is_over) this.#end(null);
   }
 
   /** Deliver a change of the position, and store it. */
