@@ -305,6 +305,8 @@ def test_rule_17_every_error_is_a_problem_with_a_stable_code_and_a_next_step() -
 
 async def test_rule_17_a_bug_exposes_no_detail_and_a_foreign_session_looks_missing() -> None:
     class Broken(MemoryStore):
+        is_broken = False
+
         def list(
             self,
             *,
@@ -313,16 +315,17 @@ async def test_rule_17_a_bug_exposes_no_detail_and_a_foreign_session_looks_missi
             after: ListPlace | None = None,
             limit: int | None = None,
         ) -> AsyncIterator[SessionInfo]:
-            if live:
+            if not self.is_broken:
                 return super().list(live=live, of=of, after=after, limit=limit)
             raise RuntimeError("select secret from journal where tenant = 'acme'")
 
-    app = guarded_app(store=Broken())
-    async with asgi_client(app) as client:
+    store = Broken()
+    async with asgi_client(guarded_app(store=store)) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
+        store.is_broken = True
         answer = await client.get("/v1/sessions", headers=ADA)
         assert status_and_code(answer) == (500, "internal")
         assert "secret" not in answer.text
-        assert (await post_message(client, "s1", ADA)).status_code == 200
         foreign = await client.get("/v1/sessions/s1", headers=BOB)
         missing = await client.get("/v1/sessions/s9", headers=BOB)
         assert foreign.content == missing.content.replace(b"s9", b"s1")

@@ -29,7 +29,7 @@ from midstream.agents.attachments import with_readable_files
 from midstream.agents.live_agents import LiveAgents
 from midstream.agents.own_tool_calls import OwnCalls, place_of
 from midstream.agents.pool_counters import PoolCounters
-from midstream.agents.pool_entries import STORE_FAILURES, Found, PoolEntries
+from midstream.agents.pool_entries import Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
 from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
 from midstream.agents.prior_transcript import TranscriptBudget, without_cut_answers
@@ -82,7 +82,7 @@ from midstream.models.responses import (
 )
 from midstream.number_checks import require_count, require_number, require_seconds
 from midstream.observability.debug_output import show_enabled_lines
-from midstream.store.contract import KeyValue, Store
+from midstream.store.contract import STORE_FAILURES, KeyValue, Store
 from midstream.store.memory import MemoryKeyValue
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 

@@ -30,9 +30,9 @@ from midstream.agents.pool_records import (
 )
 from midstream.agents.retention_estimate import LearnedRetention, decode_retention, encode_retention
 from midstream.environment import World
-from midstream.errors import EntryMovedError, StoreDamagedError, UnavailableError
+from midstream.errors import EntryMovedError
 from midstream.models.fingerprint import Outline
-from midstream.store.contract import KeyValue
+from midstream.store.contract import STORE_FAILURES, KeyValue
 
 T = TypeVar("T")
 
@@ -44,9 +44,6 @@ RETENTION_NAMESPACE = "pool-retention"
 """Namespace of the learned retention, by the upstream's name."""
 WRITES_MAX = 5
 """Tries to write an entry with concurrent side calls."""
-
-STORE_FAILURES = (UnavailableError, StoreDamagedError)
-"""Errors of a store that is unavailable. A pool continues without its records then."""
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
-from midstream.agents.pool_entries import STORE_FAILURES
 from midstream.dialects.conversation_index import is_kept_name, kept_name
 from midstream.dialects.dialect import Form
 from midstream.dialects.reader_marks import DELIVERED, READERS, ReaderMarks
@@ -31,7 +30,7 @@ from midstream.session.journal_reading import JournalReader
 from midstream.session.records import Record, TranscriptAccepted
 from midstream.session.session import Session, evolve
 from midstream.session.turn.commands import Cancel
-from midstream.store.contract import KeyValueEntry
+from midstream.store.contract import STORE_FAILURES, KeyValueEntry
 
 REQUESTS = "gateway-requests"
 """Namespace of entries for requests without a conversation name, by digest or idempotency key."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 
-from midstream.agents.pool_entries import STORE_FAILURES
 from midstream.agents.pool_records import RECORD_AGE_MAX_S
 from midstream.dialects.conversation_index import OPENINGS_MAX, ConversationIndex, ConversationPlace
 from midstream.environment import World
 from midstream.errors import EntryMovedError
 from midstream.history.messages import Response
-from midstream.store.contract import KeyValue
+from midstream.store.contract import STORE_FAILURES, KeyValue
 
 CONVERSATIONS = "gateway-conversations"
 SWEEP_S = 600.0

@@ -41,7 +41,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from midstream.errors import EntryMovedError, JournalMovedError
+from midstream.errors import EntryMovedError, JournalMovedError, StoreDamagedError, UnavailableError
 from midstream.session.blobs import Blob
 from midstream.session.records import Sync
 
@@ -59,6 +59,8 @@ OF_SESSIONS = (ESCROW, PRINCIPAL_OF, GRAPHS, STREAM_READS)
 """Namespaces of entries that belong to the session of their name and are deleted with it."""
 
 
+STORE_FAILURES = (UnavailableError, StoreDamagedError)
+"""Errors of a store that does not work now. What only saves time, such as a pool's records, is left out then."""
 PLAIN_MARK = "~"
 """Prefix of the journals of plain streams; no session name can contain it."""
 
