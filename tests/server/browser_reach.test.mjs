@@ -4,8 +4,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MidstreamError, connect } from "../../src/midstream/server/static/client/midstream.js";
+import { CONNECT_WITHIN_MS } from "../../src/midstream/server/static/client/retries.js";
 import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
 import { Stream } from "../../src/midstream/server/static/client/stream.js";
+import { FIRST_FRAME_WITHIN_MS } from "../../src/midstream/server/static/client/transports.js";
 
 const LIMITS = { reachWithinMs: 20_000 };
 const WELCOME = '{"type":"welcome","stream":"k","event_id":"1-1","resume_from":"1-1","acked":0,"turn":0}';
@@ -42,6 +44,13 @@ test("a connection without any answer is abandoned after the limit too", () => {
   assert.equal(stream.dueAt, 20_000);
   stream.tick(20_000);
   assert.equal(stream.error.code, "connection_lost");
+});
+
+test("a connection has time for the next transport after a handshake that was not answered", () => {
+  const stream = openedStream();
+  stream.tick(0);
+  assert.equal(stream.tick(CONNECT_WITHIN_MS + FIRST_FRAME_WITHIN_MS), false);
+  assert.equal(stream.phase, "connecting");
 });
 
 test("a server that was reached once is retried for as long as the patience lasts", () => {

@@ -8,7 +8,8 @@ import * as retries from "./retries.js";
 export const PATIENCE_MS = 2 * 60 * 60 * 1000;
 /** Limit for the first connection to a server. It is enough for three transports. */
 export const REACH_WITHIN_MS = 20_000;
-const CONNECT_WITHIN_MS = 10_000;
+/** Limit for each further connection. Every transport that is tried in it has a shorter limit of its own (`transports.js`). */
+const CONNECT_WITHIN_MS = REACH_WITHIN_MS;
 const PING_WITHIN_MS = 5000; // from a ping to the next bytes
 const WAKE_EVERY_MS = 1000; // shortest time between two tries that `wake` starts
 /** Connections that one page can make for a stream. The connection numbers of the next page begin above them. */

@@ -18,7 +18,7 @@ import { createTicketSocketFactory } from "./ticket.js";
 /** The transports, the best first. */
 export const TRANSPORTS = ["websocket", "sse", "poll"];
 /** Limit for the first frame of an open connection. A server sends `welcome` at once. */
-const FIRST_FRAME_WITHIN_MS = 5000;
+export const FIRST_FRAME_WITHIN_MS = 5000;
 /** Connections in a row that may be lost before their first frame until the next transport is tried. */
 const LOST_MAX = 2;
 /** Time for which a transport is stored if a better one is certainly refused. */
