@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from midstream.errors import (
+    StoreBusyError,
     StoreDamagedError,
     UsageError,
 )
 from midstream.store.jetstream import JetStreamStore
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from tests.nats_engine import find_program, running_cluster
 from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.stores import append, bodies
@@ -50,6 +53,26 @@ async def test_the_number_of_streams_is_fixed_at_the_creation_of_the_store(place
         assert await bodies(second, name) == [name.encode()]
     await first.close()
     await second.close()
+
+
+async def test_a_start_waits_for_the_leader_of_a_new_stream(
+    place: JetStreamPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server may have created the stream just now, and its servers have not chosen a leader."""
+    refused: list[str] = []
+    commit = JetStreamLink.commit
+
+    async def commit_late(link: JetStreamLink, stream: str, writes: Sequence[SubjectWrite]) -> int:
+        if len(refused) < 2:
+            refused.append(stream)
+            raise StoreBusyError("no leader")
+        return await commit(link, stream, writes)
+
+    monkeypatch.setattr(JetStreamLink, "commit", commit_late)
+    store = place.store()
+    await store.open()
+    await store.close()
+    assert len(refused) == 2
 
 
 async def test_a_store_with_a_deleted_stream_is_not_an_empty_one(store: JetStreamStore) -> None:

@@ -254,7 +254,22 @@ class JetStreamLink:
             NoMessageError: There is no such message.
             MidstreamError: The server refused, or did not answer for `READ_WITHIN_S`.
         """
-        return await self._patiently(lambda: self._call(operation, body, dict[str, Any]))
+        return await self.retry(lambda: self._call(operation, body, dict[str, Any]))
+
+    async def retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Send a request that may be repeated, and retry while there is no leader, such as that of a new stream.
+
+        Raises:
+            MidstreamError: The server refused, or did not answer for `READ_WITHIN_S`.
+        """
+        deadline = self._world.monotonic() + READ_WITHIN_S
+        while True:
+            try:
+                return await ask()
+            except (UnknownOutcomeError, StoreBusyError) as error:
+                if self._client is None or self._world.monotonic() > deadline:
+                    raise StoreBusyError(f"{self.where}: {error}", retry_after_s=1.0) from error
+                await self._world.sleep(RECONNECT_PAUSE_S)
 
     async def settle(self, read: Callable[[], Awaitable[T]]) -> T:
         """Run a read that shows whether a write has happened; retry as long as the servers cannot be reached.
@@ -288,7 +303,7 @@ class JetStreamLink:
     async def _message(self, stream: str, what: Mapping[str, Any]) -> StreamMessage | None:
         try:
             with self._requiring(stream):
-                found = await self._patiently(lambda: self._call(f"STREAM.MSG.GET.{stream}", what, _Found))
+                found = await self.retry(lambda: self._call(f"STREAM.MSG.GET.{stream}", what, _Found))
         except NoMessageError:
             return None
         return found.message
@@ -306,7 +321,7 @@ class JetStreamLink:
         """
         deadline = self._world.monotonic() + READ_WITHIN_S
         while start <= until:
-            if found := await self._patiently(lambda: self._page(stream, subject, start)):
+            if found := await self.retry(lambda: self._page(stream, subject, start)):
                 return found
             newest = await self.last(
                 stream, subject
@@ -393,17 +408,6 @@ class JetStreamLink:
             failed = msgspec.convert(error, _ServerError) if isinstance(error, dict) else error
             raise error_of(failed.err_code, failed.description, self.where)
         return found
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Send a request, and retry while there is no leader."""
-        deadline = self._world.monotonic() + READ_WITHIN_S
-        while True:
-            try:
-                return await ask()
-            except (UnknownOutcomeError, StoreBusyError) as error:
-                if self._client is None or self._world.monotonic() > deadline:
-                    raise StoreBusyError(f"{self.where}: {error}", retry_after_s=1.0) from error
-                await self._world.sleep(RECONNECT_PAUSE_S)
 
     @contextlib.contextmanager
     def _requiring(self, stream: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.jetstream.jetstream_address import JetStreamAddress
-from midstream.store.jetstream.jetstream_errors import NoStreamError, SubjectMovedError, UnknownOutcomeError
+from midstream.store.jetstream.jetstream_errors import NoStreamError, SubjectMovedError
 from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import FORMAT, decode, encode
 from midstream.store.jetstream.stream_subjects import StreamSubjects
@@ -140,12 +140,15 @@ async def _make_stream(link: JetStreamLink, stream: str, pattern: str, replicas:
 
 
 async def _write_meta(link: JetStreamLink, subjects: StreamSubjects, meta: StoreMeta) -> StoreMeta:
+    write = SubjectWrite(subjects.meta, encode(meta), 0)
     for _ in range(TRIES_MAX):
         found = await link.last(subjects.kv_stream, subjects.meta)
         if found is not None:
             return decode(found.data, StoreMeta)
-        with contextlib.suppress(SubjectMovedError, UnknownOutcomeError):
-            await link.commit(subjects.kv_stream, [SubjectWrite(subjects.meta, encode(meta), 0)])
+        with contextlib.suppress(
+            SubjectMovedError
+        ):  # another process wrote it, or this one in an earlier try
+            await link.retry(lambda: link.commit(subjects.kv_stream, [write]))
     raise UsageError(f"{link.where}: the description of the store cannot be written")
 
 
