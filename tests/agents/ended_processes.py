@@ -1,15 +1,18 @@
-"""Kills agents' processes from outside, as the system does when memory is short."""
+"""Ends of agents' processes: kills from outside, as the system does for lack of memory, and the close of an upstream."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
+from midstream.testing.upstream_contract import CLOSE_S, LOOK_S, WORLD
 
 LIMIT_S = 60.0
 
@@ -30,6 +33,17 @@ def end_all(pids: list[int]) -> None:
     while any(lives(pid) for pid in pids):
         assert time.monotonic() < until, "a killed process lives on"
         os.sched_yield()
+
+
+async def close_cancelled(close: Callable[[], Coroutine[Any, Any, None]], agents: Sized) -> None:
+    """Close an upstream in a task that is cancelled meanwhile, and wait until it has no `agents`."""
+    closing = asyncio.create_task(close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing}, timeout=CLOSE_S)
+    async with asyncio.timeout(CLOSE_S):
+        while agents:
+            await WORLD.sleep(LOOK_S)
 
 
 def _processes() -> Iterator[int]:

@@ -53,7 +53,7 @@ from midstream.testing.upstream_contract import (
     UpstreamContract,
 )
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.ended_processes import end_agents, lives
+from tests.agents.ended_processes import close_cancelled, end_agents, lives
 from tests.agents.part_of_pool import PartOfPoolContract
 from tests.agents.permission_contract import PermissionContract
 from tests.agents.scripted_peer import SEPARATOR, Orders
@@ -296,13 +296,7 @@ async def test_all_processes_end_even_if_the_caller_that_closes_them_is_cancelle
     agent = await upstream.open(Setup())
     async for _ in agent.send(UpstreamMessage(UserMessage.of("one")), key="k"):
         pass
-    closing = asyncio.create_task(upstream.aclose())
-    await asyncio.sleep(0)
-    closing.cancel()
-    await asyncio.wait({closing}, timeout=CLOSE_S)
-    async with asyncio.timeout(CLOSE_S):
-        while upstream._agents:
-            await WORLD.sleep(LOOK_S)
+    await close_cancelled(upstream.aclose, upstream._agents)
 
 
 async def test_a_callback_can_decide_about_permissions(program: AcpProgram) -> None:

@@ -24,7 +24,6 @@ from midstream.agents.upstreams import (
     UpstreamEvent,
     UpstreamMessage,
 )
-from midstream.environment import World
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -43,7 +42,7 @@ from midstream.models.responses import Finished, ModelRequest, TextDelta, Thinki
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.ended_processes import end_agents
+from tests.agents.ended_processes import close_cancelled, end_agents
 from tests.agents.part_of_pool import PartOfPoolContract
 from tests.agents.permission_contract import PermissionContract
 from tests.agents.scripted_peer import Orders
@@ -200,13 +199,7 @@ async def test_all_processes_end_even_if_the_caller_that_closes_them_is_cancelle
     agent = await upstream.open(Setup())
     async for _ in agent.send(UpstreamMessage(UserMessage.of("one")), key="k"):
         pass
-    closing = asyncio.create_task(upstream.aclose())
-    await asyncio.sleep(0)
-    closing.cancel()
-    await asyncio.wait({closing}, timeout=CLOSE_S)
-    async with asyncio.timeout(CLOSE_S):
-        while upstream._agents:
-            await World().sleep(0.01)
+    await close_cancelled(upstream.aclose, upstream._agents)
 
 
 async def test_a_private_conversation_is_not_written_into_a_store_of_ours(cli: ClaudeCli) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,16 +11,8 @@ from midstream.errors import SessionBusyError, SessionNotFoundError
 from midstream.history.messages import UserMessage
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.testing import Stall, text
-from tests.engine.test_other_nodes import WAIT_S, Places, ScriptedStore, run_turn_of, send_message
+from tests.engine.several_hosts import Places, ScriptedStore, newest_at, run_turn_of, send_message
 from tests.spec import spec
-
-
-@pytest.fixture
-async def places() -> AsyncIterator[Places]:
-    places = Places()
-    async with asyncio.timeout(3 * WAIT_S):
-        yield places
-        await places.stop()
 
 
 @spec("TURN-55")
@@ -36,11 +27,7 @@ async def test_a_session_that_is_being_claimed_here_is_read_up_to_date(places: P
     await claim.was_called.wait()
     ours = await send_message(here, "again")
     acknowledged = ours.newest.position
-
-    async def newest_there() -> int:
-        return (await there.session("s")).newest.position
-
-    reading = asyncio.ensure_future(newest_there())
+    reading = asyncio.ensure_future(newest_at(there))
     await asyncio.sleep(0)
     claim.may_continue.set()
     assert await reading >= acknowledged
@@ -59,11 +46,7 @@ async def test_a_session_that_is_being_opened_here_is_read_up_to_date(places: Pl
     await claim.was_called.wait()
     await ours.submit(Cancel())
     acknowledged = ours.newest.position
-
-    async def newest_there() -> int:
-        return (await there.session("s")).newest.position
-
-    reading = asyncio.ensure_future(newest_there())
+    reading = asyncio.ensure_future(newest_at(there))
     await asyncio.sleep(0)
     claim.may_continue.set()
     assert await reading >= acknowledged
@@ -101,7 +84,7 @@ async def test_a_session_that_was_claimed_while_its_node_was_disconnected_is_rea
     acknowledged = (await send_message(there, "again")).newest.position
     places.memory.living.add(store.node)
     store.last_joined_at = here.world.monotonic()
-    assert (await here.session("s")).newest.position >= acknowledged
+    assert await newest_at(here) >= acknowledged
 
 
 @spec("TURN-55")

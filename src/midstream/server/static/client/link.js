@@ -6,10 +6,11 @@ import * as retries from "./retries.js";
 
 /** Time without a working connection after which the stream ends. It can still be resumed. */
 export const PATIENCE_MS = 2 * 60 * 60 * 1000;
-/** Limit for the first connection to a server. It is enough for three transports. */
+/**
+ * Limit for the first connection to a server, and for each try of a connection. It is enough for three transports: each
+ * has shorter limits of its own (`transports.js`).
+ */
 export const REACH_WITHIN_MS = 20_000;
-/** Limit for each further connection. Every transport that is tried in it has a shorter limit of its own (`transports.js`). */
-const CONNECT_WITHIN_MS = REACH_WITHIN_MS;
 const PING_WITHIN_MS = 5000; // from a ping to the next bytes
 const WAKE_EVERY_MS = 1000; // shortest time between two tries that `wake` starts
 /** Connections that one page can make for a stream. The connection numbers of the next page begin above them. */
@@ -163,7 +164,7 @@ export class Link {
     if (now < this.deadlineAt) return false;
     if (this.phase !== "waiting") return this.isWanted;
     this.phase = "connecting";
-    this.deadlineAt = now + CONNECT_WITHIN_MS;
+    this.deadlineAt = now + REACH_WITHIN_MS;
     return false;
   }
 
