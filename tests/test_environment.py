@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+
+import pytest
 
 from midstream.environment import Fault, World
 
@@ -43,3 +46,31 @@ def test_reaching_a_fault_point_does_nothing_in_the_real_world() -> None:
     world = World()
     for point in Fault:
         world.reach(point)
+
+
+async def test_a_work_is_finished_although_its_caller_is_cancelled() -> None:
+    begun, release, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await release.wait()
+        done.set()
+
+    caller = asyncio.create_task(World().finish(work(), name="work"))
+    await begun.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    gc.collect()
+    release.set()
+    async with asyncio.timeout(60):
+        await done.wait()
+
+
+async def test_the_first_exception_of_a_work_is_raised() -> None:
+    async def fail() -> None:
+        raise KeyError("a defect")
+
+    with pytest.raises(KeyError):
+        await World().finish(asyncio.sleep(0), fail(), name="work")
+    await World().finish(name="nothing to do")

@@ -54,6 +54,10 @@ class Cancellable(Protocol):
         """Cancel the call. Without effect after it has happened."""
 
 
+_UNFINISHED: set[asyncio.Task[object]] = set()
+"""Tasks of `World.finish`."""
+
+
 class World:
     """The real world. Subclass it in tests, and pass it to the tested code."""
 
@@ -89,6 +93,17 @@ class World:
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a task. The caller must keep it, await it and handle its error."""
         return asyncio.get_running_loop().create_task(work, name=name)
+
+    async def finish(self, *works: Coroutine[Any, Any, object], name: str) -> None:
+        """Do works concurrently, and wait for their end. They continue if the caller is cancelled.
+
+        The first exception is raised at once; the other works continue.
+        """
+        tasks = [self.spawn(work, name=name) for work in works]
+        for task in tasks:  # an event loop keeps none
+            _UNFINISHED.add(task)
+            task.add_done_callback(_UNFINISHED.discard)
+        await asyncio.shield(asyncio.gather(*tasks))
 
     def reach(self, point: Fault) -> None:
         """Report that the program has reached a named fault point. In the real world nothing happens."""

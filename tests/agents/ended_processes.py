@@ -1,4 +1,4 @@
-"""Ends of agents' processes: kills from outside, as the system does for lack of memory, and the close of an upstream."""
+"""Ends of agents' processes: kills from outside, as the system does when memory is short; the close of an upstream."""
 
 from __future__ import annotations
 

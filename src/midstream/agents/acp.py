@@ -197,10 +197,8 @@ class AcpAgent:
 
     async def aclose(self) -> None:
         """End all processes, also if the caller is cancelled."""
-        ending = [
-            self._terms.world.spawn(agent.aclose(), name="acp: end of an agent") for agent in [*self._agents]
-        ]
-        await asyncio.shield(asyncio.gather(*ending))
+        closings = [agent.aclose() for agent in self._agents]
+        await self._terms.world.finish(*closings, name="acp: end of an agent")
 
 
 class _Terms(Struct, frozen=True):

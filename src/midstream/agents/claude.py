@@ -235,10 +235,8 @@ class Claude(Upstream):
 
     async def aclose(self) -> None:
         """End all processes, also if the caller is cancelled."""
-        ending = [
-            self._world.spawn(agent.aclose(), name="claude: end of an agent") for agent in [*self._agents]
-        ]
-        await asyncio.shield(asyncio.gather(*ending))
+        closings = [agent.aclose() for agent in self._agents]
+        await self._world.finish(*closings, name="claude: end of an agent")
 
     def _agent(self, setup: Setup, source: str, *, mark: str) -> _ClaudeAgent:
         servers: dict[str, Any] = {

@@ -227,12 +227,8 @@ class Codex:
         """Stop the app server, also one that is being started, and also if the caller is cancelled."""
         self._closings += 1
         servers, self._codex = (self._codex, self._fresh), None
-        ending = [
-            self.world.spawn(codex.close(), name="codex: end of an app server")
-            for codex in servers
-            if codex is not None
-        ]
-        await asyncio.shield(asyncio.gather(*ending))
+        closings = [codex.close() for codex in servers if codex is not None]
+        await self.world.finish(*closings, name="codex: end of an app server")
 
     def _options(self, setup: Setup) -> dict[str, Any]:
         servers = {each.name: _server(each) for each in self._forwarding.select(setup.servers, _TRANSPORTS)}
@@ -304,8 +300,7 @@ class Codex:
                 finally:
                     self._fresh = None
                     if self._codex is not codex:  # the package releases it only if no task is cancelled
-                        ending = self.world.spawn(codex.close(), name="codex: end of an app server")
-                        await asyncio.shield(ending)
+                        await self.world.finish(codex.close(), name="codex: end of an app server")
             if self._closings != closings:
                 raise ModelUnavailableError("the app server of codex was stopped while it started")
             assert self._codex is not None

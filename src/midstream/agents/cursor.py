@@ -449,8 +449,7 @@ class _Bridge:
 
     async def end(self, run: AsyncRun) -> None:
         """Stop a run, also if the caller is cancelled."""
-        ending = self._world.spawn(_wait_briefly(run.cancel()), name="cursor: end of a run")
-        await asyncio.shield(ending)
+        await self._world.finish(_wait_briefly(run.cancel()), name="cursor: end of a run")
 
     def is_open(self, client: AsyncClient) -> bool:
         """Whether this client is the current one and its bridge runs."""
@@ -463,10 +462,9 @@ class _Bridge:
         self.openings = SingleFlight("the bridge of cursor-sdk")
         starting, self._starting, self._ours = self._starting, None, None
         if starting is not None:
-            ending = self._world.spawn(
+            await self._world.finish(
                 _close_begun(starting), name="cursor: end of a bridge, once it has started"
             )
-            await asyncio.shield(ending)
 
     async def _restart_if_dead(self) -> None:
         """Let the next conversation start another bridge if the own one does not answer; runs may still use it."""

@@ -144,10 +144,9 @@ class _Endpoint(Struct, frozen=True):
         """Cancel a background response without a reader."""
         if response in self.running and not self.client.is_closed():
             self.running.discard(response)
-            stopping = self.world.spawn(
+            await self.world.finish(
                 self._cancel_response(response), name="openai: end of a background response"
             )
-            await asyncio.shield(stopping)  # it is cancelled even if the caller is
 
     async def _cancel_response(self, response: str) -> None:
         with contextlib.suppress(openai.OpenAIError):
@@ -265,8 +264,7 @@ class _ResponsesUpstream:
         This continues if the caller is cancelled.
         """
         self._endpoint.openings.close()
-        closing = self._endpoint.world.spawn(self._close(), name="openai: end of an upstream")
-        await asyncio.shield(closing)
+        await self._endpoint.world.finish(self._close(), name="openai: end of an upstream")
 
     async def _close(self) -> None:
         for response in [*self._endpoint.running]:

@@ -200,7 +200,7 @@ class Executor:
             # When the process releases the session, the response continues at the provider for the next node.
             if kept.token and not self._reports.is_closing:
                 # The session may fail meanwhile, which cancels this task once more.
-                await asyncio.shield(self._world.spawn(self._stop(kept.token), name="stop of a response"))
+                await self._world.finish(self._stop(kept.token), name="stop of a response")
             raise
         finally:
             self._questions.end(pending_work)

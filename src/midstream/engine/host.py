@@ -477,7 +477,7 @@ class Host:
             return
         self.drain()
         self._phase = HostPhase.STOPPED
-        await asyncio.shield(self.world.spawn(self._stop(grace_s), name="stop of the host"))
+        await self.world.finish(self._stop(grace_s), name="stop of the host")
 
     async def _stop(self, grace_s: float) -> None:
         await self._trials.stop()

@@ -282,7 +282,7 @@ class App:
         """
         require_seconds("grace_s", grace_s)
         self.drain()
-        await asyncio.shield(self.host.world.spawn(self._stop(grace_s), name="stop of the app"))
+        await self.host.world.finish(self._stop(grace_s), name="stop of the app")
 
     async def _stop(self, grace_s: float) -> None:
         await self.auth.close()

@@ -279,7 +279,7 @@ class Gateway:
         require_seconds("grace_s", grace_s)
         self.drain()
         self._is_stopped = True
-        await asyncio.shield(self.world.spawn(self._stop(grace_s), name="stop of the gateway"))
+        await self.world.finish(self._stop(grace_s), name="stop of the gateway")
 
     async def _stop(self, grace_s: float) -> None:
         until = self.world.monotonic() + grace_s
