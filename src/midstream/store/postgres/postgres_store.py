@@ -98,7 +98,7 @@ class PostgresStore(PostgresReads, Store):
             if self._opened is not None:
                 opened, self._opened = self._opened, None
                 self.node = ""
-                await asyncio.shield(opened.close())  # a cancelled close still closes
+                await self._world.finish(opened.close(), name="close of the store")
 
     @property
     @override

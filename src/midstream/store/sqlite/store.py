@@ -109,7 +109,7 @@ class SQLiteStore(SQLiteReads, Store):
             if self._opened is not None:
                 opened, self._opened = self._opened, None
                 self.node = ""
-                await asyncio.shield(opened.close())  # a cancelled close still closes
+                await self._world.finish(opened.close(), name="close of the store")
 
     @override
     async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
